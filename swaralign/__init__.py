@@ -1,0 +1,1 @@
+"""swaralign: preference optimisation for text-to-speech language models, as reproducible artifacts."""

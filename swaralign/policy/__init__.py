@@ -1,0 +1,1 @@
+"""Voice families behind one interface: see `base.py`."""
