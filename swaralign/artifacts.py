@@ -77,8 +77,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         if target.exists():
-            os.replace(target, old)
-        os.replace(temporary, target)
+            target.replace(old)
+        temporary.replace(target)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -91,7 +91,7 @@ def _replacing(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
-        os.replace(temporary, target)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
