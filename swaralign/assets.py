@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swaralign.artifacts import atomic_folder, fingerprint, sha256_file
+from swaralign.artifacts import atomic_folder, fingerprint
 from swaralign.params import AssetsParams, LocalAsset, PackageAsset
 
 _CHUNK_BYTES = 1 << 20
@@ -41,22 +41,43 @@ def pin_assets(assets: AssetsParams, root: Path = Path()) -> dict[str, dict[str,
 def resolve(name: str, assets: AssetsParams, root: Path = Path()) -> Path:
     """The folder that holds an asset's files, each verified by its hash just now.
 
-    A local asset is used in place, its path relative to `root`. A package asset whose parts are whole files side by
-    side is used in place too; another one is joined once in the cache, `$SWARALIGN_CACHE` or `~/.cache/swaralign`.
+    Whole files side by side are used in place, in their folder (relative to `root`) or their package. Split ones are
+    joined once in the cache, `$SWARALIGN_CACHE` or `~/.cache/swaralign`.
 
     Raises:
         ValueError: a file or a package is missing, a hash is wrong, or the base is not one unsharded checkpoint;
             names the asset, the file, what was expected and found, and what to do.
     """
     asset: LocalAsset | PackageAsset = getattr(assets, name)
-    if isinstance(asset, LocalAsset):
-        folder = root / Path(asset.path).expanduser()
-        _verify(name, asset, folder)
+    pieces = locate(name, assets, root)
+    if folder := _common_folder(pieces):
+        _verify(name, asset, pieces)
     else:
-        folder = _resolve_packages(name, asset)
+        folder = _cache_folder(asset.files)
+        if not _holds(folder, asset.files):
+            _verify(name, asset, pieces)
+            _join(pieces, folder)
     if name == "base":
         check_unsharded(folder)
     return folder
+
+
+def locate(name: str, assets: AssetsParams, root: Path = Path()) -> dict[str, list[Path]]:
+    """Where the pieces of each file of an asset lie, in the order in which they are joined; nothing is read.
+
+    Raises ValueError if a file or a package is missing, as `resolve` does.
+    """
+    asset: LocalAsset | PackageAsset = getattr(assets, name)
+    if isinstance(asset, PackageAsset):
+        return {file: [_find_part(name, file, part) for part in asset.parts[file]] for file in asset.files}
+    folder = root / Path(asset.path).expanduser()
+    for file in asset.files:
+        if not (folder / file).is_file():
+            raise ValueError(
+                f"assets.{name}: {folder / file} does not exist; fetch {file} of {asset.id} at revision "
+                f"{asset.revision} into {folder}, or correct assets.{name}.path"
+            )
+    return {file: [folder / file] for file in asset.files}
 
 
 def check_unsharded(checkpoint: Path) -> None:
@@ -68,43 +89,8 @@ def check_unsharded(checkpoint: Path) -> None:
     if weights != ["model.safetensors"]:
         raise ValueError(
             f"assets.base: {checkpoint} must hold exactly one weight file at its root, model.safetensors, unsharded; "
-            f"found {weights or 'none'}. Remove the others, or save the checkpoint as one file"
+            f"found {', '.join(weights) or 'none'}. Remove the others, or save the checkpoint as one file"
         )
-
-
-def _verify(name: str, asset: LocalAsset, folder: Path) -> None:
-    for file in asset.files:
-        path = folder / file
-        if not path.is_file():
-            raise ValueError(
-                f"assets.{name}: {path} does not exist; fetch {file} of {asset.id} at revision {asset.revision} "
-                f"into {folder}, or correct assets.{name}.path"
-            )
-        _check_hash(name, asset, file, sha256_file(path), str(path))
-
-
-def _check_hash(name: str, asset: LocalAsset | PackageAsset, file: str, found: str, where: str) -> None:
-    expected = asset.files[file]
-    if found != expected:
-        raise ValueError(
-            f"assets.{name}: {file} is not the pinned one: expected SHA-256 {expected}, found {found} in {where}; "
-            f"fetch it again from {asset.id} at revision {asset.revision}, or, if this file is meant, "
-            f"write its hash into assets.{name}.files"
-        )
-
-
-def _resolve_packages(name: str, asset: PackageAsset) -> Path:
-    parts = {file: [_find_part(name, file, part) for part in asset.parts[file]] for file in asset.files}
-    if in_place := _common_folder(parts):
-        _check_joined(name, asset, parts)
-        return in_place
-    folder = _cache_folder(asset.files)
-    if not _holds(folder, asset.files):
-        _check_joined(name, asset, parts)
-        with atomic_folder(folder) as joined:
-            for file, pieces in parts.items():
-                _join(pieces, joined / file)
-    return folder
 
 
 def _find_part(name: str, file: str, part: str) -> Path:
@@ -125,11 +111,34 @@ def _find_part(name: str, file: str, part: str) -> Path:
     return path
 
 
-def _common_folder(parts: Mapping[str, Sequence[Path]]) -> Path | None:
+def _verify(name: str, asset: LocalAsset | PackageAsset, pieces: Mapping[str, Sequence[Path]]) -> None:
+    for file, expected in asset.files.items():
+        found = _sha256_joined(pieces[file])
+        if found != expected:
+            raise ValueError(
+                f"assets.{name}: {file} is not the pinned one: expected SHA-256 {expected}, found {found} "
+                f"in {' + '.join(map(str, pieces[file]))}; fetch it again from {asset.id} at revision "
+                f"{asset.revision}, or, if this file is meant, write its hash into assets.{name}.files"
+            )
+
+
+def _sha256_joined(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _common_folder(pieces: Mapping[str, Sequence[Path]]) -> Path | None:
     """The folder in which every file already stands whole under its own name, or None."""
-    folders = {pieces[0].as_posix().removesuffix("/" + file) for file, pieces in parts.items() if len(pieces) == 1}
-    in_place = all(len(pieces) == 1 and pieces[0].as_posix().endswith("/" + file) for file, pieces in parts.items())
-    return Path(folders.pop()) if in_place and len(folders) == 1 else None
+    if any(len(paths) != 1 for paths in pieces.values()):
+        return None
+    folders = {paths[0].parents[len(Path(file).parts) - 1] for file, paths in pieces.items()}
+    folder = folders.pop()
+    in_place = not folders and all(folder / file == paths[0] for file, paths in pieces.items())
+    return folder if in_place else None
 
 
 def _cache_folder(files: Mapping[str, str]) -> Path:
@@ -138,21 +147,13 @@ def _cache_folder(files: Mapping[str, str]) -> Path:
 
 
 def _holds(folder: Path, files: Mapping[str, str]) -> bool:
-    return all((folder / file).is_file() and sha256_file(folder / file) == pinned for file, pinned in files.items())
+    return all((folder / file).is_file() and _sha256_joined([folder / file]) == sha for file, sha in files.items())
 
 
-def _check_joined(name: str, asset: PackageAsset, parts: Mapping[str, Sequence[Path]]) -> None:
-    for file, pieces in parts.items():
-        digest = hashlib.sha256()
-        for piece in pieces:
-            with piece.open("rb") as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-        _check_hash(name, asset, file, digest.hexdigest(), " + ".join(asset.parts[file]))
-
-
-def _join(pieces: Sequence[Path], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as joined:
-        for piece in pieces:
-            joined.write(piece.read_bytes())
+def _join(pieces: Mapping[str, Sequence[Path]], folder: Path) -> None:
+    with atomic_folder(folder) as joined:
+        for file, paths in pieces.items():
+            (joined / file).parent.mkdir(parents=True, exist_ok=True)
+            with (joined / file).open("wb") as target:
+                for path in paths:
+                    target.write(path.read_bytes())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swaralign.assets import check_unsharded, pin_assets, resolve
+from swaralign.assets import check_unsharded, locate, pin_assets, resolve
 from swaralign.params import AssetsParams, LocalAsset, PackageAsset, load_params
 
 
@@ -60,6 +60,19 @@ def test_the_pins_hold_every_asset_and_no_path(assets: AssetsParams, tmp_path: P
 
 def test_a_local_asset_is_used_in_place(assets: AssetsParams, tmp_path: Path) -> None:
     assert resolve("reference", assets, tmp_path) == tmp_path / "reference"
+
+
+def test_the_working_folder_itself_can_hold_an_asset(
+    assets: AssetsParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path / "base")
+    assert resolve("base", repinned(assets, "base", path=".")) == Path()
+
+
+def test_pieces_are_located_in_order_without_reading_them(assets: AssetsParams, tmp_path: Path) -> None:
+    (tmp_path / "site" / "asr_part_one" / "model.part").write_bytes(b"not what is pinned")
+    pieces = [tmp_path / "site" / package / "model.part" for package in ("asr_part_one", "asr_part_two")]
+    assert locate("asr", assets) == {"model.bin": pieces}
 
 
 def test_split_package_files_are_joined_in_order_once(assets: AssetsParams, tmp_path: Path) -> None:
