@@ -1,0 +1,17 @@
+"""The stages of the graph, one thin module each: read a section of the params, call the library, write the outs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a stage; a ValueError, a fault of the input, ends it with its message and not with a stack of frames."""
+    try:
+        main()
+    except ValueError as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        sys.exit(f"error: {error}\n(raised by {frame.name} in {Path(frame.filename).name}, line {frame.lineno})")
