@@ -168,6 +168,7 @@ class GrpoParams(Section):
     prompts_per_update: Count
     samples_per_prompt: Annotated[int, Field(ge=2)]
     micro_batch: Count
+    iterations: Count
     sampling: SamplingParams
     beta: Annotated[float, Field(ge=0)]
     epsilon: Positive
@@ -187,6 +188,12 @@ class GrpoParams(Section):
                 f"(prompts_per_update {self.prompts_per_update} x samples_per_prompt {self.samples_per_prompt}); "
                 f"micro_batch could be one of {fits}"
             )
+        for key, value in (("updates", self.schedule.updates), ("save_every", self.schedule.save_every)):
+            if value % self.iterations:
+                raise ValueError(
+                    f"schedule.{key} {value} is not a multiple of iterations {self.iterations}: a rollout batch would "
+                    f"be cut; {value // self.iterations * self.iterations or self.iterations} would do"
+                )
         return self
 
 

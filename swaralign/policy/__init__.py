@@ -1,1 +1,20 @@
 """Voice families behind one interface: see `base.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swaralign.params import RolloutParams, RuntimeParams
+from swaralign.policy.qwen3_tts import Qwen3TtsVoice, load_voice
+
+
+def load_policy(
+    checkpoint: Path,
+    speaker: Sequence[float],
+    rollout: RolloutParams,
+    runtime: RuntimeParams,
+    adapter: Path | None = None,
+) -> Qwen3TtsVoice:
+    """Loads the voice of `rollout.family`; see `qwen3_tts.load_voice` for what it takes and raises."""
+    return load_voice(checkpoint, speaker, rollout, runtime.device, adapter)

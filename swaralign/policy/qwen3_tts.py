@@ -1,0 +1,129 @@
+"""The Qwen3-TTS voice family: a loaded voice that encodes prompts, rolls out takes and decodes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swaralign.params import RolloutParams, SamplingParams
+from swaralign.policy.base import Take
+from swaralign.policy.codec_model import CodecPolicy
+from swaralign.policy.engine import Frames, Prompt, RolloutEngine
+from swaralign.policy.prompt import ROLE_TOKENS, TAIL_TOKENS, chat_text, language_prefix, prefill_rows
+
+log = logging.getLogger(__name__)
+CPU_FRAMES, GPU_FRAMES = 48, 4096  # padded frames that the codec decodes side by side; a CPU is fastest in its cache
+
+
+class Qwen3TtsVoice:
+    """A codec-0 policy with its tokenizer, codec and rollout settings.
+
+    `model` may be a CodecPolicy or a PEFT model around one, in training: each `rollout` takes a fresh snapshot of
+    its weights, dropout never applies, and the model's own train or eval mode is left alone.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, rollout: RolloutParams) -> None:
+        self.model, self.tokenizer, self.settings = model, tokenizer, rollout
+        self.config = model.config
+        self.codec = model.speech_tokenizer.model
+        self.decode_frames = CPU_FRAMES if self.codec.device.type == "cpu" else GPU_FRAMES
+        self.sample_rate_hz = int(model.speech_tokenizer.get_output_sample_rate())
+        self.text_offset = self.config.talker_config.vocab_size
+        self.prefix = language_prefix(self.config, rollout.language)
+        self.books = self.config.talker_config.num_code_groups
+
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of the whole chat prompt of a text.
+
+        Raises:
+            ValueError: the text is empty, or tokenises into nothing.
+        """
+        ids: list[int] = self.tokenizer(chat_text(text))["input_ids"]
+        if not text.strip() or len(ids) <= ROLE_TOKENS + TAIL_TOKENS:
+            raise ValueError(f"a prompt needs words to speak, found {text!r}")
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        """Flat prompt ids: text ids shifted past the codec vocabulary."""
+        return [i + self.text_offset for i in self.text_ids(text)]
+
+    def frame_budget(self, text_tokens: int) -> int:
+        """Frames that a take of so many text tokens may have, before it counts as truncated."""
+        s = self.settings
+        words = text_tokens - ROLE_TOKENS - TAIL_TOKENS
+        return min(s.max_frames, s.base_frames + round(s.frames_per_token * words))
+
+    def rollout(self, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams) -> list[Take]:
+        """One take a text. Rows run side by side, `rollout.batch_size` at a time, longest prompts together."""
+        engine = RolloutEngine(self.model, self.model.speaker, self.settings.predictor)
+        prompts = [self._prompt(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        order = sorted(range(len(prompts)), key=lambda i: (prompts[i].budget, len(prompts[i].text)))
+        takes: list[Take | None] = [None] * len(prompts)
+        for start in range(0, len(order), self.settings.batch_size):
+            chosen = order[start : start + self.settings.batch_size]
+            for index, frames in zip(chosen, engine.rollout([prompts[i] for i in chosen], sampling), strict=True):
+                takes[index] = self._take(frames, prompts[index].seed)
+        return [take for take in takes if take is not None]
+
+    def _prompt(self, text: str, seed: int) -> Prompt:
+        ids = self.text_ids(text)
+        words, codec = prefill_rows(self.config, ids, self.prefix)
+        return Prompt(words, codec, self.frame_budget(len(ids)), seed)
+
+    def _take(self, frames: Frames, seed: int) -> Take:
+        ids = frames.codes.reshape(-1)
+        mask = np.zeros(len(ids), dtype=bool)
+        mask[:: self.books] = True
+        if frames.ended:
+            ids = np.append(ids, self.config.talker_config.codec_eos_token_id)
+            mask = np.append(mask, True)
+        return Take(ids, mask, len(frames.codes), not frames.ended, seed)
+
+    @torch.inference_mode()
+    def decode(self, takes: Sequence[Take]) -> list[np.ndarray]:
+        """Waveforms, in the codec's own float32; takes of one batch are padded and trimmed again."""
+        waves: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(takes)
+        order = sorted((i for i, take in enumerate(takes) if take.frames), key=lambda i: takes[i].frames)
+        while order:
+            size = max(1, min(len(order), self.decode_frames // takes[order[-1]].frames))
+            chosen, order = order[-size:], order[:-size]
+            codes = [self._codes(takes[i]) for i in chosen]
+            padded = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=-1)
+            decoded = self.codec.decode(padded, return_dict=True).audio_values
+            for index, wave in zip(chosen, decoded, strict=True):
+                waves[index] = wave.float().cpu().numpy()
+        return waves
+
+    def _codes(self, take: Take) -> Tensor:
+        flat = torch.from_numpy(take.completion_ids[: take.frames * self.books])
+        return flat.view(take.frames, self.books).to(self.codec.device)
+
+
+def load_voice(
+    checkpoint: Path, speaker: Sequence[float], rollout: RolloutParams, device: str, adapter: Path | None = None
+) -> Qwen3TtsVoice:
+    """Loads a checkpoint folder in the official layout, in float32, with its codec in float32.
+
+    `speaker`: the x-vector, as long as the talker's hidden size. `adapter`: a PEFT folder over the checkpoint.
+
+    Raises:
+        ValueError: the speaker vector has another length, or the language is unknown to the model.
+    """
+    from transformers import AutoTokenizer
+
+    model = CodecPolicy.from_pretrained(str(checkpoint), dtype=torch.float32).to(device).eval()
+    model.speech_tokenizer.model.to(device).float()
+    model.set_speaker(speaker)
+    voice_model: Any = model
+    if adapter is not None:
+        from peft import PeftModel
+
+        voice_model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(str(checkpoint))
+    return Qwen3TtsVoice(voice_model, tokenizer, rollout)

@@ -1,0 +1,1 @@
+"""Trainers of a voice policy, and what they share."""

@@ -1,0 +1,153 @@
+"""GRPO on a voice policy: TRL's trainer, our rollout engine, and a reward from the same scorer that evaluation uses."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from swaralign.params import GrpoParams, RuntimeParams
+from swaralign.policy.base import Take
+from swaralign.policy.codec_model import LORA_TARGETS
+from swaralign.policy.flat_tokenizer import flat_tokenizer
+from swaralign.policy.qwen3_tts import Qwen3TtsVoice
+from swaralign.rewards.score import Scorer
+from swaralign.seeds import take_seed
+from swaralign.training import common
+from swaralign.training.curves import Progress
+from swaralign.training.validation import FixedValidation
+
+log = logging.getLogger(__name__)
+LOSS_TYPES = {"token": "dapo", "sequence": "grpo"}
+
+
+@dataclass(frozen=True)
+class GrpoResult:
+    """A finished run: the adapter's folder, TRL's log history and the validation takes."""
+
+    trainer: GRPOTrainer
+    history: list[dict[str, Any]]
+    validation: FixedValidation
+
+
+def plan_prompts(prompts: Sequence[dict[str, str]], grpo: GrpoParams) -> list[dict[str, str]]:
+    """The prompts of every rollout batch of the run, in order: whole shuffled epochs, cut into full batches.
+
+    The plan lasts the whole run, so that a resumed run never replays an epoch's order. A batch never holds a prompt
+    twice: what an epoch leaves over when it does not divide into batches is dropped from it.
+    """
+    if grpo.prompts_per_update > len(prompts):
+        raise ValueError(f"grpo.prompts_per_update is {grpo.prompts_per_update}, the split has {len(prompts)} prompts")
+    batches = -(-grpo.schedule.updates // grpo.iterations)
+    per_epoch = len(prompts) // grpo.prompts_per_update * grpo.prompts_per_update
+    plan: list[dict[str, str]] = []
+    for epoch in range(-(-batches * grpo.prompts_per_update // per_epoch)):
+        order = list(prompts)
+        random.Random(take_seed(grpo.seed, "epoch", epoch)).shuffle(order)
+        plan += order[:per_epoch]
+    return plan[: batches * grpo.prompts_per_update]
+
+
+class Rollout:
+    """TRL's rollout function: samples the policy in training and hands each take to the reward."""
+
+    def __init__(self, voice: Qwen3TtsVoice, grpo: GrpoParams) -> None:
+        self.voice, self.grpo = voice, grpo
+
+    def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        counts: Counter[str] = Counter()
+        seeds = []
+        for text in prompts:
+            seeds.append(take_seed(self.grpo.seed, "rollout", trainer.state.global_step, text, counts[text]))
+            counts[text] += 1
+        takes = self.voice.rollout(prompts, seeds, self.grpo.sampling)
+        return {
+            "prompt_ids": [self.voice.encode(text) for text in prompts],
+            "completion_ids": [take.completion_ids.tolist() for take in takes],
+            "logprobs": None,
+            "env_mask": [take.policy_mask.astype(int).tolist() for take in takes],
+            "take": takes,
+        }
+
+
+class Reward:
+    """TRL's reward function: decodes the takes and asks the scorer, logging the metrics behind the reward."""
+
+    __name__ = "reward"
+
+    def __init__(self, voice: Qwen3TtsVoice, scorer: Scorer) -> None:
+        self.voice, self.scorer = voice, scorer
+
+    def __call__(self, prompts: Sequence[str], take: Sequence[Take], log_metric: Any, **_: Any) -> list[float]:
+        waves = self.voice.decode(take)
+        scores = self.scorer.score(waves, prompts, [t.truncated for t in take], self.voice.sample_rate_hz)
+        log_metric("wer", sum(s.wer for s in scores) / len(scores))
+        log_metric("cer", sum(s.cer for s in scores) / len(scores))
+        log_metric("failed", sum(s.failed for s in scores) / len(scores))
+        return [s.reward for s in scores]
+
+
+class StartsAtReference(TrainerCallback):
+    """Stops a run whose policy is not its own reference before the first update: its KL must be 0."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if state.global_step == 1 and logs and (logs.get("kl") or 0.0) > 1e-5:
+            raise RuntimeError(
+                f"KL to the start policy is {logs['kl']:.3g} before the first update, and must be 0: the reference is "
+                "not the start policy (dropout in scoring? a live adapter in the checkpoint?)"
+            )
+
+
+def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path) -> GRPOConfig:
+    """TRL's configuration of a recipe; takes an update = micro_batch x accumulation, all from one rollout."""
+    takes = grpo.prompts_per_update * grpo.samples_per_prompt
+    return GRPOConfig(
+        **common.schedule_arguments(grpo.schedule, grpo.seed, runtime.device, output),
+        per_device_train_batch_size=grpo.micro_batch,
+        gradient_accumulation_steps=takes // grpo.micro_batch,
+        steps_per_generation=takes // grpo.micro_batch,
+        num_generations=grpo.samples_per_prompt,
+        num_iterations=grpo.iterations,
+        max_completion_length=None,
+        temperature=grpo.sampling.temperature,
+        beta=grpo.beta,
+        epsilon=grpo.epsilon,
+        loss_type=LOSS_TYPES[grpo.loss_aggregation],
+        scale_rewards="group" if grpo.scale_by_std else "none",
+        shuffle_dataset=False,
+    )
+
+
+def train_grpo(
+    voice: Qwen3TtsVoice, train: Sequence[dict[str, str]], held_out: Sequence[dict[str, str]],
+    scorer: Scorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path,
+) -> GrpoResult:
+    """Trains a fresh LoRA over the voice's checkpoint, resuming from the newest whole checkpoint in `folder`.
+
+    `train`, `held_out`: prompts as {"id", "text"}. The voice's model holds the trained adapter afterwards.
+    """
+    plan = plan_prompts(train, grpo)
+    validation = FixedValidation(voice, held_out, grpo.validation, grpo.sampling, scorer, folder / "validation")
+    trainer = GRPOTrainer(
+        model=voice.model,
+        reward_funcs=Reward(voice, scorer),
+        args=grpo_config(grpo, runtime, folder),
+        train_dataset=Dataset.from_list([{"prompt": row["text"], "id": row["id"]} for row in plan]),
+        processing_class=flat_tokenizer(voice.config),
+        peft_config=common.lora_config(grpo.lora, LORA_TARGETS),
+        rollout_func=Rollout(voice, grpo),
+        callbacks=[StartsAtReference(), validation, common.MarkComplete(), Progress()],
+    )
+    resume = common.newest_checkpoint(folder)
+    if resume is not None:
+        log.info("resuming from %s", resume)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return GrpoResult(trainer, trainer.state.log_history, validation)

@@ -1,0 +1,64 @@
+"""Fixed validation: the same held-out prompts with the same draws, before the first update and every so many."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from transformers import TrainerCallback
+
+from swaralign import artifacts
+from swaralign.evaluation import evaluate_takes, summarise
+from swaralign.params import SamplingParams, ValidationParams
+from swaralign.policy.base import VoicePolicy
+from swaralign.rewards.score import Scorer
+
+log = logging.getLogger(__name__)
+
+
+class FixedValidation(TrainerCallback):
+    """Validates the policy in training, and keeps each step's takes in the run folder.
+
+    A step that is already there is not sampled again, so a resumed run keeps what it had measured.
+    """
+
+    def __init__(
+        self, policy: VoicePolicy, prompts: Sequence[dict[str, str]], params: ValidationParams,
+        sampling: SamplingParams, scorer: Scorer, folder: Path,
+    ) -> None:
+        self.policy, self.scorer, self.sampling = policy, scorer, sampling
+        self.prompts, self.params = list(prompts)[: params.prompts], params
+        self.folder = folder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 0:
+            self._validate(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.params.every == 0 or state.global_step == state.max_steps:
+            self._validate(state.global_step)
+
+    def _validate(self, step: int) -> None:
+        path = self.folder / f"step-{step:06d}.parquet"
+        if path.is_file():
+            return
+        table = evaluate_takes(
+            self.policy, self.prompts, draws=1, seed=self.params.seed, sampling=self.sampling, scorer=self.scorer
+        )
+        artifacts.write_parquet(path, table)
+        row = summarise(table)
+        log.info("validation at update %d: reward %.4f, WER %.3f, CER %.3f", step, row["reward"], row["wer_corpus"],
+                 row["cer_corpus"])
+
+    def table(self) -> pa.Table:
+        """Every validation take of the run, with the update it was sampled at in `step`."""
+        parts = []
+        for path in sorted(self.folder.glob("step-*.parquet")):
+            part = pq.read_table(path)
+            step = pa.array([int(path.stem.split("-")[1])] * len(part), pa.int64())
+            parts.append(part.add_column(0, "step", step))
+        return pa.concat_tables(parts)
