@@ -1,42 +1,40 @@
-# make repro: set up .venv if it is not right yet, then `dvc repro`. make test: the same set-up, then linters and tests.
+# make repro: set up .venv unless it is right already, then run the graph.
+# make test: the same set-up, then linters, types and tests.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.DELETE_ON_ERROR:
 
 PYTHON ?= python3
-PY := .venv/bin/python
+IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 # The environment is right for one state of these files, one Python and one place on disk: the stamp's name says which.
 KEY := $(shell (cat constraints.txt pyproject.toml; $(PYTHON) --version; pwd) | git hash-object --stdin | cut -c1-16)
 READY := .venv/.ready-$(KEY)
+OLD_PYTHON := Python 3.11 or newer is needed; name one with: make PYTHON=python3.11 ...
 
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DVC_NO_ANALYTICS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: repro test lint setup clean
+.PHONY: repro test lint setup
 
 repro: setup
-	dvc repro
+	$(IN_VENV) dvc repro
 
 test: lint
-	$(PY) -m pytest
+	$(IN_VENV) python -m pytest
 
 lint: setup
-	$(PY) -m ruff check .
-	$(PY) -m mypy
+	$(IN_VENV) ruff check .
+	$(IN_VENV) mypy
 
 setup: $(READY)
 
 $(READY):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(OLD_PYTHON)")'
 	@echo "Setting up .venv: about four minutes and 7 GB"
 	rm -f .venv/.ready-*
-	# An environment of another Python is made anew, one of this Python brought up to date.
-	if [ "$$($(PY) --version 2>&1)" != "$$($(PYTHON) --version 2>&1)" ]; then $(PYTHON) -m venv --clear .venv; fi
-	$(PY) -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	# An environment of another Python, or one that was moved here, is made anew; otherwise it is brought up to date.
+	if [ "$$(.venv/bin/python --version 2>&1)" != "$$($(PYTHON) --version 2>&1)" ] \
+		|| ! grep -qF "$(CURDIR)/.venv/" .venv/bin/pip; then $(PYTHON) -m venv --clear .venv; fi
+	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
 	touch $@
-
-clean: # the environment and the running state of trainings; DVC's outs and cache stay
-	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -103,6 +104,14 @@ def test_stage_is_documented_and_run_as_a_module(name: str) -> None:
     stage, _ = graph()[name]
     assert stage.desc
     assert stage.cmd == f"python -m stages.{name.replace('@', ' ')}"
+
+
+def test_outs_are_for_dvc_and_demo_data_is_for_git() -> None:
+    """DVC would otherwise write .gitignore files during the first run, and leave a clean clone changed."""
+    outs = [Path(out.fs_path).relative_to(ROOT).as_posix() for stage, _ in graph().values() for out in stage.outs]
+    asked = subprocess.run(["git", "check-ignore", *outs, "data/demo/corpus.parquet"], cwd=ROOT, capture_output=True)
+    assert asked.stdout.decode().split() == outs
+    assert all(out.use_cache and not out.persist for stage, _ in graph().values() for out in stage.outs)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "stages").glob("*.py")), ids=lambda path: path.stem)
