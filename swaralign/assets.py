@@ -62,6 +62,14 @@ def resolve(name: str, assets: AssetsParams, root: Path = Path()) -> Path:
     return folder
 
 
+def resolve_file(name: str, assets: AssetsParams, root: Path = Path()) -> Path:
+    """The verified file of an asset that is one file. Raises ValueError as `resolve`, or if it is not one file."""
+    files = list(getattr(assets, name).files)
+    if len(files) != 1:
+        raise ValueError(f"assets.{name}.files must name exactly one file, found {', '.join(files)}")
+    return resolve(name, assets, root) / files[0]
+
+
 def locate(name: str, assets: AssetsParams, root: Path = Path()) -> dict[str, list[Path]]:
     """Where the pieces of each file of an asset lie, in the order in which they are joined; nothing is read.
 

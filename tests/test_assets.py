@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swaralign.assets import check_unsharded, locate, pin_assets, resolve
+from swaralign.assets import check_unsharded, locate, pin_assets, resolve, resolve_file
 from swaralign.params import AssetsParams, LocalAsset, PackageAsset, load_params
 
 
@@ -60,6 +60,12 @@ def test_the_pins_hold_every_asset_and_no_path(assets: AssetsParams, tmp_path: P
 
 def test_a_local_asset_is_used_in_place(assets: AssetsParams, tmp_path: Path) -> None:
     assert resolve("reference", assets, tmp_path) == tmp_path / "reference"
+
+
+def test_an_asset_of_one_file_is_that_file(assets: AssetsParams, tmp_path: Path) -> None:
+    assert resolve_file("reference", assets, tmp_path) == tmp_path / "reference" / "clip.flac"
+    with pytest.raises(ValueError, match=r"assets\.base\.files must name exactly one file, found model"):
+        resolve_file("base", assets, tmp_path)
 
 
 def test_the_working_folder_itself_can_hold_an_asset(

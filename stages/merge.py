@@ -1,0 +1,28 @@
+"""MLX adapter -> PEFT adapter -> merged checkpoint: data/merge/{adapter,checkpoint,manifest.json}.
+
+    python -m stages.merge
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from stages import run
+from swaralign.assets import resolve
+from swaralign.mlx_lora import build_merge
+from swaralign.params import load_params
+
+OUT = Path("data/merge")
+
+
+def main() -> None:
+    params = load_params()
+    torch.set_num_threads(params.runtime.threads)
+    base, adapter = resolve("base", params.assets), resolve("adapter", params.assets)
+    build_merge(base, adapter, params.assets, params.merge, OUT)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,81 @@
+"""Reference clip -> the speaker embedding that conditions every take, by the voice's own extractor.
+
+The embedding is the x-vector of the official `extract_speaker_embedding`: one vector for the whole clip, used raw.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
+
+from swaralign.artifacts import atomic_folder, sha256_file, write_json
+from swaralign.audio import read_audio, resample
+from swaralign.params import SpeakerParams
+
+EXTRACTOR_HZ = 24_000  # the official extractor takes no other rate
+SILENCE_DBFS = -60.0  # dB below full scale; a reference below it holds no voice
+
+
+def build_speaker(clip: Path, checkpoint: Path, params: SpeakerParams, out: Path) -> None:
+    """Write embedding.json (a list of floats, as long as the talker's hidden size) and manifest.json into `out`.
+
+    `checkpoint`: a voice in the official layout. Raises ValueError as `read_reference` and `extract` do, the former
+    before the voice is loaded.
+    """
+    wave, sample_rate_hz = read_reference(clip, params)
+    embedding = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
+    manifest: dict[str, Any] = {
+        "clip": clip.name,
+        "clip_sha256": sha256_file(clip),
+        "duration_s": len(wave) / sample_rate_hz,
+        "sample_rate_hz": sample_rate_hz,
+        "extractor_sample_rate_hz": EXTRACTOR_HZ,
+        "dimension": len(embedding),
+    }
+    with atomic_folder(out) as folder:
+        write_json(folder / "embedding.json", embedding)
+        write_json(folder / "manifest.json", manifest | {"embedding_sha256": sha256_file(folder / "embedding.json")})
+
+
+def read_reference(clip: Path, params: SpeakerParams) -> tuple[np.ndarray, int]:
+    """The clip as a (samples,) float32 wave and its sample rate in Hz.
+
+    Raises ValueError if it is missing, not audio, too short, not finite, or silent; names the clip and what to do.
+    """
+    wave, sample_rate_hz = read_audio(clip)
+    duration_s = len(wave) / sample_rate_hz
+    if duration_s < params.min_duration_s:
+        raise ValueError(
+            f"{clip} lasts {duration_s:.2f} s, speaker.min_duration_s is {params.min_duration_s}; use a longer clip"
+        )
+    if not np.isfinite(wave).all():
+        raise ValueError(f"{clip} holds samples that are not finite; encode it again")
+    level_dbfs = 20 * np.log10(max(float(np.std(wave, dtype=np.float64)), 1e-10))
+    if level_dbfs < SILENCE_DBFS:
+        raise ValueError(
+            f"{clip} is silent: its level is {level_dbfs:.1f} dBFS, below {SILENCE_DBFS}; use a clip with speech"
+        )
+    return wave, sample_rate_hz
+
+
+def extract(wave: np.ndarray, checkpoint: Path) -> list[float]:
+    """The embedding of a (samples,) wave at 24 kHz, computed in float32.
+
+    Raises ValueError if the voice has no extractor, or if the embedding is not finite or does not fit the talker.
+    """
+    model = Qwen3TTSForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    if model.speaker_encoder is None:
+        raise ValueError(f"{checkpoint} is of type {model.tts_model_type!r}, without a speaker encoder; use a base")
+    embedding = model.extract_speaker_embedding(wave, EXTRACTOR_HZ).float()
+    hidden_size = model.config.talker_config.hidden_size
+    if embedding.shape != (hidden_size,):
+        raise ValueError(
+            f"{checkpoint}: the speaker embedding has shape {tuple(embedding.shape)}, the talker needs ({hidden_size},)"
+        )
+    if not torch.isfinite(embedding).all():
+        raise ValueError(f"{checkpoint}: the speaker embedding is not finite; its speaker encoder is damaged")
+    return [float(value) for value in embedding]
