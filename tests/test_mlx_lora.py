@@ -311,15 +311,15 @@ def test_the_out_has_every_file_and_every_hash_and_is_reproducible(tmp_path: Pat
 
 
 def talker_logits(model: Any) -> dict[str, Tensor]:
-    """Codec-0 logits, and states of the code predictor, over fixed random inputs."""
+    """Codec-0 logits, and states of the code predictor, over fixed random inputs, in double precision."""
     generator = torch.Generator().manual_seed(5)
-    talker = model.talker
+    talker = model.double().talker
     outputs = {}
     with torch.no_grad():
-        inputs = torch.randn(2, 12, talker.config.hidden_size, generator=generator)
+        inputs = torch.randn(2, 12, talker.config.hidden_size, generator=generator, dtype=torch.float64)
         outputs["codec_0"] = talker.codec_head(talker.model(inputs_embeds=inputs, use_cache=False).last_hidden_state)
         predictor = talker.code_predictor.model
-        inputs = torch.randn(2, 12, predictor.config.hidden_size, generator=generator)
+        inputs = torch.randn(2, 12, predictor.config.hidden_size, generator=generator, dtype=torch.float64)
         outputs["predictor"] = predictor(inputs_embeds=inputs, use_cache=False).last_hidden_state
     return outputs
 
@@ -353,5 +353,5 @@ def test_the_merged_voice_equals_the_base_with_the_adapter_on(tmp_path: Path) ->
     assert set(loaded) == set(stored) and all(torch.equal(loaded[name], stored[name]) for name in stored)
 
     on = talker_logits(model)
-    assert all(difference < 2e-5 for difference in largest_difference(talker_logits(merged), on).values())
+    assert all(difference < 1e-5 for difference in largest_difference(talker_logits(merged), on).values())
     assert all(difference > 1e-2 for difference in largest_difference(off, on).values())
