@@ -103,7 +103,9 @@ def _read_config(adapter: Path) -> dict[str, Any]:
     if kind != "lora":
         raise ValueError(f"{path}: fine_tune_type is {kind!r}; only plain 'lora' can be merged")
     _check_not_quantised(config, path)
-    unknown = sorted(set(config.get("lora_parameters", {})) - set(LORA_PARAMETERS))
+    if not isinstance(config.setdefault("lora_parameters", {}), dict):
+        raise ValueError(f"{path}: lora_parameters must be an object, found {config['lora_parameters']!r}")
+    unknown = sorted(set(config["lora_parameters"]) - set(LORA_PARAMETERS))
     if unknown:
         raise ValueError(
             f"{path}: unknown lora_parameters {', '.join(unknown)}; known are {', '.join(LORA_PARAMETERS)}. "

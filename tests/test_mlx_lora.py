@@ -222,6 +222,7 @@ def test_ranks_that_differ(tmp_path: Path, base: Path) -> None:
     (recorded(fine_tune_type="full"), "fine_tune_type is 'full'"),
     (recorded(quantization={"bits": 4}), r"quantization is \{\"bits\": 4\}, so the base is quantised"),
     (recorded(lora_parameters={"rank": 2, "scale": 1.0, "alpha": 16}), "unknown lora_parameters alpha; known are rank"),
+    (recorded(lora_parameters=None), "lora_parameters must be an object, found None"),
     (recorded(lora_parameters={"rank": 8, "scale": 1.0}), "records lora_parameters.rank 8, the tensors have rank 2"),
     (recorded(lora_parameters={"rank": 2, "scale": "2"}), "scale is '2', not a positive number"),
     (recorded(lora_parameters={"rank": 2, "scale": 0}), "scale is 0, not a positive number"),
