@@ -109,7 +109,7 @@ def _read_config(adapter: Path) -> dict[str, Any]:
     if unknown:
         raise ValueError(
             f"{path}: unknown lora_parameters {', '.join(unknown)}; known are {', '.join(LORA_PARAMETERS)}. "
-            "If they change the scale, multiply it out, and state the effective one in merge.scale"
+            "If they change the scale, write the effective one into lora_parameters.scale; then remove them"
         )
     return config
 
