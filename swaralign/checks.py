@@ -50,11 +50,12 @@ def plan(params: Params) -> Iterator[Fact]:
     grpo, schedule, evaluate = params.grpo, params.grpo.schedule, params.evaluate
     takes = grpo.prompts_per_update * grpo.samples_per_prompt
     yield Fact(
-        "update",
+        "rollout",
         f"{grpo.prompts_per_update} prompts x {grpo.samples_per_prompt} samples = {takes} takes, "
         f"in {takes // grpo.micro_batch} micro-batches of {grpo.micro_batch}",
     )
-    yield Fact("training", f"{schedule.updates} updates x {takes} takes = {schedule.updates * takes} takes")
+    batches = schedule.updates // grpo.iterations
+    yield Fact("training", f"{schedule.updates} updates from {batches} rollout batches = {batches * takes} takes")
     yield Fact(
         "evaluation",
         f"{evaluate.prompts} prompts x {evaluate.samples_per_prompt} samples = "

@@ -69,17 +69,17 @@ def test_check_prints_a_line_a_fact(clone: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert all(line.startswith("ok    ") for line in out.splitlines())
     subjects = dict.fromkeys(line.split()[1] for line in out.splitlines())
-    assert " ".join(subjects) == "params update training evaluation python packages dvc device assets disk"
+    assert " ".join(subjects) == "params rollout training evaluation python packages dvc device assets disk"
     assert "assets      reference: swaralign/micro-voice-reference, 0.0 MB, present\n" in out
 
 
 def test_plan_multiplies_the_numbers(demo: dict[str, Any]) -> None:
-    demo["grpo"] |= {"prompts_per_update": 4, "samples_per_prompt": 6, "micro_batch": 8}
-    demo["grpo"]["schedule"]["updates"] = 10
+    demo["grpo"] |= {"prompts_per_update": 4, "samples_per_prompt": 6, "micro_batch": 8, "iterations": 2}
+    demo["grpo"]["schedule"] |= {"updates": 10, "save_every": 4}
     demo["evaluate"] |= {"prompts": 7, "samples_per_prompt": 3}
     assert [(fact.subject, fact.found) for fact in plan(parse_params(demo))] == [
-        ("update", "4 prompts x 6 samples = 24 takes, in 3 micro-batches of 8"),
-        ("training", "10 updates x 24 takes = 240 takes"),
+        ("rollout", "4 prompts x 6 samples = 24 takes, in 3 micro-batches of 8"),
+        ("training", "10 updates from 5 rollout batches = 120 takes"),
         ("evaluation", "7 prompts x 3 samples = 21 takes of each voice"),
     ]
 

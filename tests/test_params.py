@@ -27,7 +27,8 @@ def put(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 def data(demo: dict[str, Any]) -> dict[str, Any]:
     """The demo with the numbers that the messages below quote, so that tuning the demo does not touch them."""
     demo["split"] |= {"window_rows": 240, "expected_train": 200, "held_out": 100, "max_duration_s": 14.0}
-    demo["grpo"] |= {"prompts_per_update": 8, "samples_per_prompt": 8, "micro_batch": 16}
+    demo["grpo"] |= {"prompts_per_update": 8, "samples_per_prompt": 8, "micro_batch": 16, "iterations": 1}
+    demo["grpo"]["schedule"] |= {"updates": 12, "save_every": 4}
     demo["grpo"]["validation"]["prompts"] = 32
     demo["evaluate"]["prompts"] = 100
     return demo
@@ -64,6 +65,8 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         ("assets.base.source", "hub", ["assets.base:", "'hub'", "'local', 'package'"]),
         # keys that do not go together
         ("grpo.micro_batch", 24, ["grpo:", "micro_batch 24 does not divide the 64 takes", "[1, 2, 4, 8, 16, 32, 64]"]),
+        ("grpo.iterations", 5, ["grpo:", "schedule.updates 12 is not a multiple of iterations 5", "10 would do"]),
+        ("grpo.iterations", 3, ["grpo:", "schedule.save_every 4 is not a multiple of iterations 3", "3 would do"]),
         ("split.min_duration_s", 15.0, ["split:", "min_duration_s 15.0 is above max_duration_s 14.0"]),
         ("split.expected_train", 241, ["split:", "expected_train 241 is above window_rows 240"]),
         ("grpo.validation.prompts", 101, ["grpo.validation.prompts is 101", "split.held_out keeps only 100"]),
