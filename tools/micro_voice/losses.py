@@ -27,8 +27,8 @@ def corrupt_codes(codes: Tensor, entries: int, share: float) -> Tensor:
 
 
 def residual_embedding(predictor: Any, codes: Tensor) -> Tensor:
-    """Embeddings of books 1..Q-1, (..., Q-1) -> (..., Q-1, hidden), by one look-up in the stacked tables."""
-    tables = [table.weight for table in predictor.model.codec_embedding]
+    """Embeddings of the books from 1 on, (..., K) -> (..., K, hidden), by one look-up in the stacked tables."""
+    tables = [table.weight for table in predictor.model.codec_embedding[: codes.shape[-1]]]
     shift = len(tables[0]) * torch.arange(len(tables), device=codes.device)
     return F.embedding(codes + shift, torch.cat(tables))
 

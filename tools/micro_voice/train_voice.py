@@ -153,8 +153,10 @@ def in_predictor(name: str) -> bool:
 
 def save_base(folder: Path, source: Path, talker: nn.Module) -> None:
     """Write a checkpoint: `source` with its talker replaced, in bfloat16; the talker in memory is rounded too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.safetensors"))
+    for path in filter(Path.is_file, source.rglob("*")):
+        copy = folder / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
     tensors = load_file(source / "model.safetensors")
     for name, tensor in talker.state_dict().items():
         tensor.copy_(tensor.bfloat16())
