@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swaralign.params import LocalAsset, SplitParams
+from swaralign.params import LocalAsset, SplitParams, load_params
 from swaralign.split import (
     Prompt,
     build_split,
@@ -297,3 +297,13 @@ def test_the_audio_column_is_not_read(tmp_path: Path) -> None:
         pq.read_table(path)
     build_split([path], DATASET, split_params(), tmp_path / "split")
     assert pq.read_table(tmp_path / "split" / "train.parquet").num_rows == 3
+
+
+def test_the_demo_corpus_gives_the_counts_of_the_demo_recipe(tmp_path: Path, root: Path) -> None:
+    params = load_params(root / "recipes" / "demo.yaml")
+    build_split([root / "data/demo/corpus.parquet"], params.assets.prompts, params.split, tmp_path / "split")
+    manifest = json.loads((tmp_path / "split" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["files"]["train"]["rows"] == params.split.expected_train
+    assert manifest["files"]["validation"]["rows"] == params.split.held_out
+    assert sum(manifest["rejected"]["train"].values()) == params.split.window_rows - params.split.expected_train
+    assert all(manifest["rejected"]["train"].values()), "the demo shows every reason of a rejection"
