@@ -1,0 +1,1 @@
+"""What a take is worth: `score.Scorer` decides it, for training, validation and evaluation alike."""
