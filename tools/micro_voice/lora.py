@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 KEYS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-STACKS = ("talker.model.layers", "talker.code_predictor.model.layers")
+TARGET = re.compile(rf"talker\.(code_predictor\.)?model\.layers\.\d+\.({'|'.join(map(re.escape, KEYS))})")
 
 
 class LoraLinear(nn.Module):
@@ -31,16 +32,21 @@ class LoraLinear(nn.Module):
         return self.base(x) + self.scale * (x @ self.lora_a) @ self.lora_b
 
 
+def linear(model: nn.Module, name: str) -> nn.Linear:
+    """The linear layer of that name."""
+    module = model.get_submodule(name)
+    if not isinstance(module, nn.Linear):
+        raise TypeError(f"{name} is a {type(module).__name__}, not a linear layer")
+    return module
+
+
 def add_lora(model: nn.Module, rank: int, scale: float) -> dict[str, LoraLinear]:
     """Wrap the seven projections of every layer of both stacks; returns them by their official module name."""
     wrapped = {}
-    for stack in STACKS:
-        for index in range(len(model.get_submodule(stack))):
-            for key in KEYS:
-                name = f"{stack}.{index}.{key}"
-                wrapped[name] = LoraLinear(model.get_submodule(name), rank, scale)
-                parent, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(parent), leaf, wrapped[name])
+    for name in [name for name, _ in model.named_modules() if TARGET.fullmatch(name)]:
+        wrapped[name] = LoraLinear(linear(model, name), rank, scale)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, wrapped[name])
     return wrapped
 
 
@@ -76,5 +82,4 @@ def merge_adapter(model: nn.Module, tensors: dict[str, Tensor], scale: float) ->
     for key, a in tensors.items():
         if key.endswith(".lora_a"):
             name = key.removesuffix(".lora_a")
-            weight = model.get_submodule(name).weight
-            weight += scale * (a @ tensors[f"{name}.lora_b"]).T.to(weight)
+            linear(model, name).weight += scale * (a @ tensors[f"{name}.lora_b"]).T

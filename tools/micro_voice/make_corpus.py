@@ -1,6 +1,7 @@
 """Lay clips out as an IndicVoices-R-shaped corpus: 24 columns, rows that the published rules reject, edge values.
 
-Audio, text, duration, samples, pitch and speaking rate are taken or measured from the clips; snr, c50 and cer are drawn.
+Audio, text, duration, samples, pitch and speaking rate are taken or measured from the clips; snr, c50 and cer are
+drawn from a seeded generator.
 The first `window` Read rows speak training sentences, the Read rows after them held-out ones.
 
     python -m tools.micro_voice.make_corpus --clips clips.parquet --out data/demo/corpus.parquet
@@ -24,16 +25,16 @@ from datasets import Audio, Features, Value
 from numpy.typing import NDArray
 
 SAMPLE_RATE_HZ = 24_000
-STRINGS = "text lang verbatim normalized speaker_id scenario task_name gender age_group job_type qualification area"
-COLUMNS = {
-    **{name: "string" for name in STRINGS.split()},
-    **{name: "string" for name in ("district", "state", "occupation", "audio")},
-    **{name: "float32" for name in ("utterance_pitch_mean", "utterance_pitch_std", "snr", "c50", "speaking_rate")},
+ABOUT = ["age_group", "job_type", "qualification", "area", "district", "state", "occupation"]
+KINDS = {
+    **dict.fromkeys(["text", "lang"], "string"),
+    "samples": "int64",
+    **dict.fromkeys(["verbatim", "normalized", "speaker_id", "scenario", "task_name", "gender", *ABOUT], "string"),
+    "audio": "audio",
+    **dict.fromkeys(["utterance_pitch_mean", "utterance_pitch_std", "snr", "c50", "speaking_rate"], "float32"),
     "cer": "string",
     "duration": "float64",
 }
-ORDER = ["text", "lang", "samples", *[name for name in COLUMNS if name not in ("text", "lang")]]
-ABOUT = dict.fromkeys("age_group job_type qualification area district state occupation".split(), "synthetic")
 
 Wave = NDArray[np.float32]
 
@@ -144,7 +145,7 @@ def row_of(clip: Clip, scenario: str, fault: Fault | None, rng: random.Random) -
         "scenario": scenario,
         "task_name": "Simple sentences" if scenario == "Read" else "Everyday answers",
         "gender": "Male",
-        **ABOUT,
+        **dict.fromkeys(ABOUT, "synthetic"),
         "audio": {"bytes": clip.flac, "path": f"{clip.key}.flac"},
         "utterance_pitch_mean": mean_hz,
         "utterance_pitch_std": std_hz,
@@ -160,8 +161,11 @@ def row_of(clip: Clip, scenario: str, fault: Fault | None, rng: random.Random) -
 def read_rows(clips: list[Clip], faults: list[Fault | None], spare: list[Clip], rng: random.Random) -> list[Any]:
     """Read rows of the clips in their order, the faults spread over them at random."""
     rng.shuffle(faults)
-    edited = [edit_audio(clip, fault.name if fault else "", spare, rng) for clip, fault in zip(clips, faults, strict=True)]
-    return [row_of(clip, "Read", fault, rng) for clip, fault in zip(edited, faults, strict=True)]
+    rows = []
+    for clip, fault in zip(clips, faults, strict=True):
+        edited = edit_audio(clip, fault.name, spare, rng) if fault else clip
+        rows.append(row_of(edited, "Read", fault, rng))
+    return rows
 
 
 def assign(count: int, side: str) -> list[Fault | None]:
@@ -195,9 +199,8 @@ def build(clips: list[Clip], window: int, extempore: int, seed: int) -> list[dic
 
 def features() -> Features:
     """The data set's columns in its order, audio as encoded bytes."""
-    kinds = {name: Value(kind) for name, kind in COLUMNS.items()}
-    kinds |= {"samples": Value("int64"), "audio": Audio(sampling_rate=SAMPLE_RATE_HZ)}
-    return Features({name: kinds[name] for name in ORDER})
+    audio = Audio(sampling_rate=SAMPLE_RATE_HZ)
+    return Features({name: audio if kind == "audio" else Value(kind) for name, kind in KINDS.items()})
 
 
 def load_clips(path: Path) -> list[Clip]:

@@ -3,16 +3,19 @@
 Three phases per base snapshot: talker and code predictor together; the code predictor alone, the talker frozen;
 a rank-8 LoRA over the result as rounded to bfloat16. Only training sentences are used.
 
-    python -m tools.micro_voice.train_voice --checkpoint CHECKPOINT --codes codes.npz --reference reference.flac --out OUT
+    python -m tools.micro_voice.train_voice --checkpoint CHECKPOINT --codes codes.npz \
+        --reference reference.flac --out OUT
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from torch import Tensor, nn
 from tools.micro_voice.layout import Corpus, draw_batch, load_corpus
 from tools.micro_voice.lora import add_lora, remove_lora, save_adapter
 from tools.micro_voice.losses import Noise, held_losses, losses
+
+Marks = dict[int, Callable[[], None]]  # what to do after which step, counted from 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def rate_at(phase: Phase, step: int) -> float:
     """Learning rate of a step counted from 0."""
     rate = phase.rate * min(1.0, (step + 1) / phase.warmup)
     if phase.decay:
-        rate *= 0.525 + 0.475 * float(torch.cos(torch.tensor(torch.pi * step / phase.steps)))
+        rate *= 0.525 + 0.475 * math.cos(math.pi * step / phase.steps)
     return rate
 
 
@@ -112,7 +117,7 @@ def train_step(run: Run, phase: Phase, optimizer: torch.optim.Optimizer, paramet
     return loss.detach()
 
 
-def train(run: Run, phase: Phase, parameters: list[nn.Parameter], marks: dict[int, Callable[[], None]]) -> None:
+def train(run: Run, phase: Phase, parameters: list[nn.Parameter], marks: Marks) -> None:
     """Train `parameters`; after the step numbers in `marks`, call the mark with the averaged weights in place."""
     optimizer = optimiser(parameters)
     tensors = [p.data for p in parameters]
@@ -164,12 +169,14 @@ def save_base(folder: Path, source: Path, talker: nn.Module) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def fit_lora(run: Run, model: nn.Module, phase: Phase, marks: list[int], out: Path, rank: int, scale: float) -> None:
-    """Fit an adapter over the model as it stands, saving it at each mark, then take it off again."""
+def fit_lora(run: Run, model: nn.Module, args: argparse.Namespace, out: Path) -> None:
+    """Fit an adapter over the model as it stands, saving it at each of its marks, then take it off again."""
     only(run.talker, lambda name: False)
-    wrapped = add_lora(model, rank, scale)
+    wrapped = add_lora(model, args.rank, args.scale)
     parameters = [p for module in wrapped.values() for p in (module.lora_a, module.lora_b)]
-    train(run, phase, parameters, {m: lambda m=m: save_adapter(out / f"lora-{m}", wrapped) for m in marks})
+    phase = Phase("lora", max(args.lora_steps), args.lora_rate, 20, decay=args.lora_decay)
+    marks: Marks = {step: partial(save_adapter, out / f"lora-{step}", wrapped) for step in args.lora_steps}
+    train(run, phase, parameters, marks)
     remove_lora(model, wrapped)
 
 
@@ -180,30 +187,40 @@ def finish_base(run: Run, model: nn.Module, args: argparse.Namespace, step: int)
     alone = Phase("predictor", args.predictor_steps, 6e-4, 50, first_weight=0.0, decay=True)
     train(run, alone, only(run.talker, in_predictor), {})
     save_base(out, args.checkpoint, run.talker)
-    lora = Phase("lora", max(args.lora_steps), args.lora_rate, 20)
-    fit_lora(run, model, lora, args.lora_steps, out, args.rank, args.scale)
+    fit_lora(run, model, args, out)
     run.talker.load_state_dict(kept)
     only(run.talker, lambda name: True)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoint", type=Path, required=True, help="gives config, tokenizer, codec, speaker encoder")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path, required=True, help="gives all but the talker, see README.md")
     parser.add_argument("--codes", type=Path, required=True, help="codes archive, see README.md")
     parser.add_argument("--reference", type=Path, required=True, help="24 kHz mono clip of the voice")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=96, help="sentences an update")
     parser.add_argument("--rate", type=float, default=1.2e-3, help="learning rate of the first phase")
-    parser.add_argument("--base-steps", type=int, nargs="+", default=[1000], help="a base is finished at each")
+    parser.add_argument(
+        "--base-steps", type=int, nargs="*", default=[1000], help="a base is finished at each; none: adapt CHECKPOINT"
+    )
     parser.add_argument("--predictor-steps", type=int, default=300)
     parser.add_argument("--lora-steps", type=int, nargs="+", default=[100, 200, 400, 800], help="saved at each")
     parser.add_argument("--lora-rate", type=float, default=2e-3)
+    parser.add_argument("--lora-decay", action="store_true", help="let the adapter's rate fall on a cosine")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--scale", type=float, default=2.0, help="multiplier of the low-rank update")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def train_base(run: Run, model: nn.Module, args: argparse.Namespace) -> None:
+    """Train from fresh weights; at each of the base steps, finish a base and its adapters aside."""
+    reinitialise(run.talker, run.talker.config.initializer_range)
+    phase = Phase("base", max(args.base_steps), args.rate, min(150, max(args.base_steps)))
+    marks: Marks = {step: partial(finish_base, run, model, args, step) for step in args.base_steps}
+    train(run, phase, only(run.talker, lambda name: True), marks)
 
 
 def main() -> None:
@@ -216,13 +233,13 @@ def main() -> None:
     audio, rate_hz = soundfile.read(args.reference, dtype="float32")
     speaker = model.extract_speaker_embedding(audio, rate_hz).clone()
     corpus = load_corpus(args.codes, wrapper.processor.tokenizer, model.config, args.device)
-    reinitialise(model.talker, model.config.talker_config.initializer_range)
     add_dropout(model.talker, args.dropout)
     generator = torch.Generator(args.device).manual_seed(args.seed)
     run = Run(model.talker, corpus, speaker, args.batch, Noise(), generator)
-    base = Phase("base", max(args.base_steps), args.rate, min(150, max(args.base_steps)))
-    marks = {step: lambda step=step: finish_base(run, model, args, step) for step in args.base_steps}
-    train(run, base, only(model.talker, lambda name: True), marks)
+    if args.base_steps:
+        train_base(run, model, args)
+    else:
+        fit_lora(run, model, args, args.out)
 
 
 if __name__ == "__main__":
