@@ -161,11 +161,9 @@ def row_of(clip: Clip, scenario: str, fault: Fault | None, rng: random.Random) -
 def read_rows(clips: list[Clip], faults: list[Fault | None], spare: list[Clip], rng: random.Random) -> list[Any]:
     """Read rows of the clips in their order, the faults spread over them at random."""
     rng.shuffle(faults)
-    rows = []
-    for clip, fault in zip(clips, faults, strict=True):
-        edited = edit_audio(clip, fault.name, spare, rng) if fault else clip
-        rows.append(row_of(edited, "Read", fault, rng))
-    return rows
+    pairs = zip(clips, faults, strict=True)
+    edited = [edit_audio(clip, fault.name, spare, rng) if fault else clip for clip, fault in pairs]
+    return [row_of(clip, "Read", fault, rng) for clip, fault in zip(edited, faults, strict=True)]
 
 
 def assign(count: int, side: str) -> list[Fault | None]:
