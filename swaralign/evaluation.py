@@ -1,0 +1,166 @@
+"""A voice on held-out prompts: every take rolled out from its own recorded seed, decoded, scored, kept with its audio.
+
+Fixed validation during training and the evaluation of finished voices are the same function, `evaluate_takes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Audio, Features, List, Value
+from tqdm import tqdm
+
+from swaralign.artifacts import atomic_folder, content_sha256, sha256_file, sha256_tree, write_json, write_parquet
+from swaralign.audio import encode_flac
+from swaralign.params import Params, SamplingParams
+from swaralign.policy.base import Take, VoicePolicy
+from swaralign.rewards.score import FAILURES, FLAGS, Scorer, TakeScore
+from swaralign.rewards.text import Errors, corpus_rate, mean_rate
+from swaralign.seeds import take_seed
+
+SCORES, SUMMARY = "scores.parquet", "summary.json"
+SETTINGS = ("rollout", "reward", "evaluate")  # sections of the params that a score depends on
+_REAL, _COUNT, _STRING = Value("float64"), Value("int64"), Value("string")
+
+
+def read_prompts(path: Path, count: int | None = None) -> list[dict[str, str]]:
+    """The first `count` prompts (all if None) of a split's parquet, as {"id", "text"}, in its order.
+
+    Raises ValueError if the file holds fewer.
+    """
+    rows = pq.read_table(path, columns=["extra_info"]).column("extra_info").to_pylist()
+    if count is not None and len(rows) < count:
+        raise ValueError(f"{path} holds {len(rows)} prompts, {count} are wanted; raise split.held_out or ask for fewer")
+    return [{"id": row["id"], "text": row["text"]} for row in rows[:count]]
+
+
+def evaluate_takes(
+    policy: VoicePolicy,
+    prompts: Sequence[Mapping[str, str]],
+    draws: int,
+    seed: int,
+    sampling: SamplingParams,
+    scorer: Scorer,
+    batch_size: int = 64,
+) -> pa.Table:
+    """`draws` takes of each prompt {"id", "text"}, one row a take, prompt by prompt; the schema is `features`'.
+
+    A take is seeded by (seed, prompt id, draw) and nothing else. Raises ValueError if a text cannot be scored.
+    """
+    plan = [(prompt, draw, take_seed(seed, prompt["id"], draw)) for prompt in prompts for draw in range(draws)]
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(plan), desc="evaluate", unit="take", leave=False) as bar:
+        for start in range(0, len(plan), batch_size):
+            batch = plan[start : start + batch_size]
+            texts = [prompt["text"] for prompt, _, _ in batch]
+            takes = policy.rollout(texts, [draw_seed for _, _, draw_seed in batch], sampling)
+            waves = policy.decode(takes)
+            scores = scorer.score(waves, texts, [take.truncated for take in takes], policy.sample_rate_hz)
+            for (prompt, draw, _), take, wave, score in zip(batch, takes, waves, scores, strict=True):
+                rows.append(_row(prompt, draw, take, wave, policy.sample_rate_hz, score))
+            bar.set_postfix(reward=f"{np.mean([row['reward'] for row in rows]):.3f}", refresh=False)
+            bar.update(len(batch))
+    return pa.Table.from_pylist(rows, schema=features(policy.sample_rate_hz).arrow_schema)
+
+
+def features(sample_rate_hz: int) -> Features:
+    """The columns of a take's row; `load_dataset` reads them back from the parquet file and plays `audio`.
+
+    `transcript` is null for a failed take, `audio` for one that FLAC cannot hold (empty or not finite).
+    """
+    return Features({
+        "id": _STRING,
+        "text": _STRING,
+        "draw": _COUNT,
+        "seed": _COUNT,
+        "transcript": _STRING,
+        "reward": _REAL,
+        "wer": _REAL,
+        "wer_capped": _REAL,
+        "wer_edits": _COUNT,
+        "wer_length": _COUNT,
+        "cer": _REAL,
+        "cer_capped": _REAL,
+        "cer_edits": _COUNT,
+        "cer_length": _COUNT,
+        "duration_s": _REAL,
+        "frames": _COUNT,
+        "flags": List(_STRING),
+        "audio": Audio(sampling_rate=sample_rate_hz),
+    })
+
+
+def summarise(table: pa.Table) -> dict[str, Any]:
+    """Means, corpus rates and counts of a table of takes; rates are fractions, raw (a failed take counts as 1).
+
+    `wer_corpus` is edits over words of all takes, `wer_mean` the mean of the takes' rates; `flags` counts takes.
+    """
+    columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "audio"}
+    words = _errors(columns, "wer")
+    characters = _errors(columns, "cer")
+    return {
+        "takes": len(table),
+        "prompts": len(set(columns["id"])),
+        "reward": float(np.mean(columns["reward"])),
+        "wer_corpus": corpus_rate(words),
+        "wer_mean": mean_rate(words),
+        "cer_corpus": corpus_rate(characters),
+        "cer_mean": mean_rate(characters),
+        "failed": sum(bool(set(flags) & set(FAILURES)) for flags in columns["flags"]),
+        "flags": {flag: sum(flag in flags for flags in columns["flags"]) for flag in FLAGS},
+        "duration_s": float(np.mean(columns["duration_s"])),
+    }
+
+
+def write_evaluation(out: Path, table: pa.Table, params: Params, inputs: Mapping[str, Path | None]) -> None:
+    """Write scores.parquet and summary.json into the folder `out`, atomically.
+
+    The summary holds the params that scores depend on (voices evaluated under others cannot be compared) and the
+    hashes of `inputs`, the files and folders that made the takes (None where a voice has none).
+    """
+    summary = summarise(table) | {
+        "scores_sha256": content_sha256(table.drop_columns(["audio"]).to_pylist()),
+        "settings": {name: getattr(params, name).model_dump() for name in SETTINGS},
+        "inputs": {name: _hashes(path) for name, path in inputs.items()},
+    }
+    with atomic_folder(out) as folder:
+        write_parquet(folder / SCORES, table)
+        write_json(folder / SUMMARY, summary)
+
+
+def _row(
+    prompt: Mapping[str, str], draw: int, take: Take, wave: np.ndarray, sample_rate_hz: int, score: TakeScore
+) -> dict[str, Any]:
+    return {
+        **vars(score),
+        "id": prompt["id"],
+        "text": prompt["text"],
+        "draw": draw,
+        "seed": take.seed,
+        "duration_s": len(wave) / sample_rate_hz,
+        "frames": take.frames,
+        "flags": list(score.flags),
+        "audio": _audio(wave, sample_rate_hz, f"{prompt['id']}-{draw}.flac"),
+    }
+
+
+def _audio(wave: np.ndarray, sample_rate_hz: int, name: str) -> dict[str, Any] | None:
+    if not len(wave) or not np.isfinite(wave).all():
+        return None
+    return {"bytes": encode_flac(wave, sample_rate_hz), "path": name}
+
+
+def _errors(columns: Mapping[str, list[Any]], metric: str) -> list[Errors]:
+    counts = zip(columns[f"{metric}_edits"], columns[f"{metric}_length"], strict=True)
+    return [Errors(edits, length) for edits, length in counts]
+
+
+def _hashes(path: Path | None) -> str | dict[str, str] | None:
+    if path is None:
+        return None
+    return sha256_tree(path) if path.is_dir() else sha256_file(path)
