@@ -68,15 +68,18 @@ def run_listen(arguments: argparse.Namespace) -> int:
     """Write one take of an evaluation to a WAV file, and print its text, its transcript and its WER."""
     take = find_take(EVALUATIONS, arguments.method, arguments.prompt_id, arguments.draw)
     out = arguments.out or Path(f"{arguments.method}-{arguments.prompt_id}-{arguments.draw}.wav")
+    flags = ", ".join(take["flags"])
+    if take["audio"] is None:
+        raise ValueError(f"that take of {arguments.prompt_id} has no audio to write; its flags: {flags}")
     wave, sample_rate_hz = sf.read(io.BytesIO(take["audio"]["bytes"]), dtype="int16")
     sf.write(out, wave, sample_rate_hz, subtype="PCM_16", format="WAV")
-    print(f"text        {take['text']}\ntranscript  {take['transcript']}")
-    print(f"WER         {take['wer']:.1%}\naudio       {out}")
+    heard = take["transcript"] if take["transcript"] is not None else f"(failed: {flags})"
+    print(f"text        {take['text']}\ntranscript  {heard}\nWER         {take['wer']:.1%}\naudio       {out}")
     return 0
 
 
 def find_take(evaluations: Path, method: str, prompt_id: str, draw: int) -> dict[str, Any]:
-    """The row of one take in METHOD/scores.parquet, with its audio as FLAC bytes.
+    """The row of one take in METHOD/scores.parquet; its audio is FLAC bytes, None when the take had none.
 
     Raises ValueError naming what there is when there is no such voice, prompt or draw.
     """

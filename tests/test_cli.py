@@ -165,7 +165,7 @@ def evaluated(clone: Path) -> np.ndarray:
     wave = (np.sin(np.arange(2400) / 5) * 0.5).astype(np.float32)
     rows = [
         {"id": f"demo-en-{index:08d}", "draw": draw, "text": f"text {index}", "transcript": f"said {draw}", "wer": 0.5,
-         "audio": {"bytes": encode_flac(wave if (index, draw) == (301, 1) else wave[:100], 24000), "path": None}}
+         "flags": [], "audio": {"bytes": encode_flac(wave if (index, draw) == (301, 1) else wave[:100], 24000), "path": None}}
         for index in (300, 301) for draw in (0, 1)
     ]
     (clone / "data/evaluate/sft").mkdir(parents=True)
@@ -182,6 +182,18 @@ def test_listen_writes_the_take(clone: Path, evaluated: np.ndarray, capsys: pyte
     assert sf.info(clone / "take.wav").format == "WAV"
     assert len(wave) == 2400
     assert np.abs(wave.astype(int) - evaluated.astype(int)).max() <= 1
+
+
+def test_listen_to_a_failed_take(clone: Path, evaluated: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = clone / "data/evaluate/sft/scores.parquet"
+    failed = {"transcript": None, "wer": 1.0, "flags": ["silent"]}
+    rows = [row | failed for row in pq.read_table(scores).to_pylist()]
+    rows[0]["audio"] = None
+    pq.write_table(pa.Table.from_pylist(rows), scores)
+    assert main(["listen", "sft", "demo-en-00000300", "--draw", "1"]) == 0
+    assert "transcript  (failed: silent)\nWER         100.0%" in capsys.readouterr().out
+    assert main(["listen", "sft", "demo-en-00000300", "--draw", "0"]) == 1
+    assert "has no audio to write; its flags: silent" in capsys.readouterr().err
 
 
 def test_listen_names_the_file_after_the_take(clone: Path, evaluated: np.ndarray) -> None:
