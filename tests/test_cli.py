@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import re
 import shutil
 import subprocess
@@ -163,11 +164,11 @@ def test_outside_a_clone(tmp_path: Path) -> None:
 def evaluated(clone: Path) -> np.ndarray:
     """Two prompts of the sft voice, two draws each; returns the wave of demo-en-00000301's draw 1, as int16."""
     wave = (np.sin(np.arange(2400) / 5) * 0.5).astype(np.float32)
-    rows = [
-        {"id": f"demo-en-{index:08d}", "draw": draw, "text": f"text {index}", "transcript": f"said {draw}", "wer": 0.5,
-         "flags": [], "audio": {"bytes": encode_flac(wave if (index, draw) == (301, 1) else wave[:100], 24000), "path": None}}
-        for index in (300, 301) for draw in (0, 1)
-    ]
+    rows = []
+    for index, draw in itertools.product((300, 301), (0, 1)):
+        audio = {"bytes": encode_flac(wave if (index, draw) == (301, 1) else wave[:100], 24000), "path": None}
+        told = {"text": f"text {index}", "transcript": f"said {draw}", "wer": 0.5, "flags": []}
+        rows.append({"id": f"demo-en-{index:08d}", "draw": draw, "audio": audio, **told})
     (clone / "data/evaluate/sft").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), clone / "data/evaluate/sft/scores.parquet")
     return np.rint(wave * 32767).astype(np.int16)
