@@ -143,7 +143,7 @@ class RewardParams(Section):
 
 class LoraParams(Section):
     r: Count
-    alpha: Positive
+    alpha: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -1,4 +1,4 @@
-"""Seeds of single draws, derived from a run's seed and what the draw is for, so that no draw depends on its neighbours."""
+"""Seeds of single draws, derived from a run's seed and what a draw is for, so that none depends on its neighbours."""
 
 from __future__ import annotations
 

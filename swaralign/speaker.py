@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
 
 from swaralign.artifacts import atomic_folder, sha256_file, write_json
 from swaralign.audio import read_audio, resample
+from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import SpeakerParams
 
 EXTRACTOR_HZ = 24_000  # the official extractor takes no other rate

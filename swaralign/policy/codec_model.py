@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
-from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.policy.engine import MIN_FRAMES, suppressed_ids
 from swaralign.policy.prompt import NONE, embed_frames, embed_prefill, embed_text_pad, language_prefix, prefill_rows
 
@@ -66,17 +66,19 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> BaseModelOutputWithPast:
         """States at the flat positions that predict policy tokens: `input_ids`, `attention_mask` (B, L) -> last
         hidden state (B, L, D + 8), float32. Padding may stand on either side of a row."""
-        rows = [self._parse(ids[mask.bool()], int(mask.argmax())) for ids, mask in zip(input_ids, attention_mask)]
+        pairs = zip(input_ids, attention_mask, strict=True)
+        rows = [self._parse(ids[mask.bool()], int(mask.argmax())) for ids, mask in pairs]
         states = self._run(rows)
         flat = states.new_zeros(*input_ids.shape, states.shape[-1] + EXTRA_COLUMNS)
         where = torch.tensor([position for row in rows for position in row.positions(self.books)], device=flat.device)
         index = torch.tensor(
             [(b, row.prefill - 1 + f) for b, row in enumerate(rows) for f in range(row.steps)], device=flat.device
         )
-        early = index.new_tensor([f < MIN_FRAMES for row in rows for f in range(row.steps)]).to(states.dtype)
+        early = states.new_tensor([float(f < MIN_FRAMES) for row in rows for f in range(row.steps)])
         chosen = states[index[:, 0], index[:, 1]]
         padded = torch.cat([chosen, torch.nn.functional.pad(early[:, None], (0, EXTRA_COLUMNS - 1))], dim=1)
-        return BaseModelOutputWithPast(last_hidden_state=flat.index_put((index[:, 0], where), padded))
+        flat = flat.index_put((index[:, 0], where), padded)
+        return BaseModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, flat))
 
     @property
     def books(self) -> int:

@@ -106,9 +106,9 @@ class FusedDecoder:
             query, key, value = self._project(block, x, cos, sin)
             self.keys[index, :, :, : x.shape[1]] = key.transpose(1, 2)
             self.values[index, :, :, : x.shape[1]] = value.transpose(1, 2)
-            spread = [t.transpose(1, 2).repeat_interleave(groups, dim=1) for t in (key, value)]
+            keys, values = (t.transpose(1, 2).repeat_interleave(groups, dim=1) for t in (key, value))
             mixed = F.scaled_dot_product_attention(
-                query.transpose(1, 2), *spread, attn_mask=mask, is_causal=mask is None, scale=1.0
+                query.transpose(1, 2), keys, values, attn_mask=mask, is_causal=mask is None, scale=1.0
             )
             x = self._finish(block, x, mixed.transpose(1, 2).flatten(2))
         return F.rms_norm(x, x.shape[-1:], self.final_norm, self.eps)

@@ -116,7 +116,10 @@ def load_voice(
         ValueError: the speaker vector has another length, or the language is unknown to the model.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import logging as notices
 
+    notices.disable_progress_bar()
+    notices.set_verbosity_error()  # the loader remarks on the subclass, which is meant
     model = CodecPolicy.from_pretrained(str(checkpoint), dtype=torch.float32).to(device).eval()
     model.speech_tokenizer.model.to(device).float()
     model.set_speaker(speaker)

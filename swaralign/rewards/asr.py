@@ -56,8 +56,9 @@ class Transcriber:
             local_files_only=True,
         )
         multilingual = self._whisper.model.is_multilingual
-        if not multilingual and params.language != "en":
-            raise ValueError(f"reward.asr.language is {params.language!r}; the Whisper in {model_dir} knows only en")
+        if params.language not in self._whisper.supported_languages:
+            known = ", ".join(self._whisper.supported_languages)
+            raise ValueError(f"reward.asr.language is {params.language!r}; the Whisper in {model_dir} knows {known}")
         self._tokenizer = Tokenizer(self._whisper.hf_tokenizer, multilingual, "transcribe", params.language)
         self._prompt = self._whisper.get_prompt(self._tokenizer, [], without_timestamps=True)
         self._suppressed = get_suppressed_tokens(self._tokenizer, [-1])

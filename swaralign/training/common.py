@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig
+from ruamel.yaml import YAML
 from transformers import TrainerCallback
 
 from swaralign import artifacts
-from swaralign.params import LoraParams, ScheduleParams
+from swaralign.params import LoraParams, Params, ScheduleParams
 
 log = logging.getLogger(__name__)
 COMPLETE = "complete.json"  # written last into a checkpoint; one without it was cut off
@@ -49,6 +50,17 @@ def schedule_arguments(schedule: ScheduleParams, seed: int, device: str, output:
     }
 
 
+def stage_inputs(stage: str, params: Params, graph: Path = Path("dvc.yaml")) -> dict[str, Any]:
+    """Everything that a stage's result depends on, as dvc.yaml lists it: its sections of the params, hashes of deps."""
+    entry = YAML(typ="safe").load(graph.read_text(encoding="utf-8"))["stages"][stage]
+    deps = {dep: _hashes(graph.parent / dep) for dep in entry["deps"]}
+    return {"params": {name: getattr(params, name).model_dump() for name in entry["params"]}, "deps": deps}
+
+
+def _hashes(path: Path) -> str | dict[str, str]:
+    return artifacts.sha256_tree(path) if path.is_dir() else artifacts.sha256_file(path)
+
+
 def run_folder(stage: str, inputs: dict[str, Any], root: Path = Path("runs")) -> Path:
     """The folder of a running training, named by what goes into it, with those inputs written beside.
 
@@ -84,3 +96,13 @@ def _is_whole(checkpoint: Path) -> bool:
     hashes: dict[str, str] = json.loads(marker.read_text(encoding="utf-8"))
     return all((checkpoint / name).is_file() and artifacts.sha256_file(checkpoint / name) == digest
                for name, digest in hashes.items())
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Writes the trained adapter as PEFT reads it onto the official class: official names, no note of our subclass."""
+    model.save_pretrained(str(folder))
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["auto_mapping"] = None
+    artifacts.write_json(path, config)
+    (folder / "README.md").unlink(missing_ok=True)

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from swaralign import artifacts
+from swaralign.evaluation import summarise
 from swaralign.params import GrpoParams, RuntimeParams
 from swaralign.policy.base import Take
 from swaralign.policy.codec_model import LORA_TARGETS
@@ -22,20 +25,21 @@ from swaralign.policy.qwen3_tts import Qwen3TtsVoice
 from swaralign.rewards.score import Scorer
 from swaralign.seeds import take_seed
 from swaralign.training import common
-from swaralign.training.curves import Progress
+from swaralign.training.curves import GRPO_COLUMNS, Progress, curve_rows, write_csv
 from swaralign.training.validation import FixedValidation
 
 log = logging.getLogger(__name__)
+VALIDATION_COLUMNS = ("step", "reward", "wer_corpus", "wer_mean", "cer_corpus", "cer_mean", "failed", "duration_s")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo"}
 
 
 @dataclass(frozen=True)
 class GrpoResult:
-    """A finished run: the adapter's folder, TRL's log history and the validation takes."""
+    """A finished run. `unused`: prompts that each epoch leaves over, since they fill no batch."""
 
     trainer: GRPOTrainer
-    history: list[dict[str, Any]]
     validation: FixedValidation
+    unused: int
 
 
 def plan_prompts(prompts: Sequence[dict[str, str]], grpo: GrpoParams) -> list[dict[str, str]]:
@@ -86,7 +90,7 @@ class Reward:
     def __init__(self, voice: Qwen3TtsVoice, scorer: Scorer) -> None:
         self.voice, self.scorer = voice, scorer
 
-    def __call__(self, prompts: Sequence[str], take: Sequence[Take], log_metric: Any, **_: Any) -> list[float]:
+    def __call__(self, prompts: Sequence[str], take: Sequence[Take], log_metric: Any, **_: Any) -> list[float | None]:
         waves = self.voice.decode(take)
         scores = self.scorer.score(waves, prompts, [t.truncated for t in take], self.voice.sample_rate_hz)
         log_metric("wer", sum(s.wer for s in scores) / len(scores))
@@ -150,4 +154,26 @@ def train_grpo(
     if resume is not None:
         log.info("resuming from %s", resume)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return GrpoResult(trainer, trainer.state.log_history, validation)
+    return GrpoResult(trainer, validation, len(train) % grpo.prompts_per_update)
+
+
+def write_training(out: Path, result: GrpoResult, inputs: dict[str, Any]) -> None:
+    """Writes the adapter, the curves, the validation takes and a manifest into the folder `out`, atomically."""
+    curve = curve_rows(result.trainer.state.log_history, GRPO_COLUMNS)
+    takes = result.validation.table()
+    steps = sorted(set(takes.column("step").to_pylist()))
+    rows = [{"step": step, **summarise(takes.filter(pc.field("step") == step))} for step in steps]
+    with artifacts.atomic_folder(out) as folder:
+        common.save_adapter(result.trainer.model, folder / "adapter")
+        write_csv(folder / "curves.csv", curve, list(GRPO_COLUMNS))
+        write_csv(folder / "validation.csv", rows, VALIDATION_COLUMNS)
+        artifacts.write_parquet(folder / "validation_samples.parquet", takes)
+        manifest = {
+            "inputs": inputs,
+            "fingerprint": artifacts.fingerprint(inputs),
+            "updates": len(curve),
+            "unused_prompts_per_epoch": result.unused,
+            "flat_groups": sum(row["frac_reward_zero_std"] or 0.0 for row in curve) / len(curve),
+            "files": artifacts.sha256_tree(folder),
+        }
+        artifacts.write_json(folder / "manifest.json", manifest)

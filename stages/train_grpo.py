@@ -1,0 +1,46 @@
+"""GRPO on the merged voice, with a fixed validation: the outs under data/train_grpo/ are the adapter (PEFT), curves.csv,
+validation.csv, validation_samples.parquet and manifest.json.
+
+    python -m stages.train_grpo
+
+A run that was stopped resumes from its newest checkpoint in runs/train_grpo/; other inputs start a run of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from stages import run
+from swaralign.assets import resolve
+from swaralign.evaluation import read_prompts
+from swaralign.params import load_params
+from swaralign.policy import load_policy
+from swaralign.rewards.asr import Transcriber
+from swaralign.rewards.score import Scorer
+from swaralign.training.common import run_folder, stage_inputs
+from swaralign.training.grpo import train_grpo, write_training
+
+STAGE, OUT = "train_grpo", Path("data/train_grpo")
+CHECKPOINT, SPEAKER = Path("data/merge/checkpoint"), Path("data/speaker/embedding.json")
+TRAIN, HELD_OUT = Path("data/split/train.parquet"), Path("data/split/validation.parquet")
+
+
+def main() -> None:
+    params = load_params()
+    runtime = params.runtime
+    torch.set_num_threads(runtime.threads)
+    train, held_out = read_prompts(TRAIN), read_prompts(HELD_OUT, params.grpo.validation.prompts)
+    scorer = Scorer(
+        params.reward, Transcriber(resolve("asr", params.assets), params.reward.asr, runtime.threads, runtime.device)
+    )
+    voice = load_policy(CHECKPOINT, json.loads(SPEAKER.read_text()), params.rollout, runtime)
+    inputs = stage_inputs(STAGE, params)
+    result = train_grpo(voice, train, held_out, scorer, params.grpo, runtime, run_folder(STAGE, inputs))
+    write_training(OUT, result, inputs)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,234 @@
+"""Rollout, replay and prompt layout of the codec-0 policy, on the micro base checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.plain_rollout import plain_rollout
+from swaralign.params import Params, SamplingParams, load_params
+from swaralign.policy import load_policy
+from swaralign.policy.base import Take
+from swaralign.policy.prompt import embed_prefill, prefill_rows
+from swaralign.policy.qwen3_tts import Qwen3TtsVoice
+from swaralign.policy.sampling import draw, probabilities
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = ROOT / "data" / "demo" / "base"
+TEXTS = [
+    "Do you like red cars?",
+    "The weather in London is sunny today.",
+    "My brother bought a blue book.",
+    "We need two apples and five tickets.",
+    "The train to Paris leaves at nine.",
+]
+PLAIN = SamplingParams(temperature=0.9, top_k=0, top_p=1.0)
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT / "recipes" / "demo.yaml")
+
+
+@pytest.fixture(scope="module")
+def voice(params: Params) -> Qwen3TtsVoice:
+    torch.set_num_threads(2)
+    speaker = torch.randn(256, generator=torch.Generator().manual_seed(5)) * 0.15
+    return load_policy(BASE, speaker.tolist(), params.rollout, params.runtime)
+
+
+@pytest.fixture(scope="module")
+def takes(voice: Qwen3TtsVoice) -> list[Take]:
+    return voice.rollout(TEXTS, range(len(TEXTS)), PLAIN)
+
+
+def flat_batch(voice: Qwen3TtsVoice, takes: list[Take], texts: list[str]) -> tuple[Tensor, Tensor, int]:
+    """Prompts left-padded, completions right-padded, as TRL's GRPO trainer lays them out."""
+    prompts, completions = [voice.encode(text) for text in texts], [take.completion_ids for take in takes]
+    width, length = max(map(len, prompts)), max(map(len, completions))
+    ids = torch.full((len(takes), width + length), voice.config.talker_config.codec_pad_id)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[row, width - len(prompt) : width] = torch.tensor(prompt)
+        ids[row, width : width + len(completion)] = torch.from_numpy(completion)
+        mask[row, width - len(prompt) : width + len(completion)] = 1
+    return ids, mask, width
+
+
+def replay(voice: Qwen3TtsVoice, ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """(B, L - 1) log-probability of each next flat id, by the trained model's forward and head."""
+    states = voice.model(ids, mask).last_hidden_state
+    head = voice.model.get_output_embeddings()
+    logits = (states @ head.weight.T + head.bias) / temperature
+    targets = ids[:, 1:].clamp(max=logits.shape[-1] - 1)  # prompt ids lie beyond the head; nothing reads them
+    return torch.log_softmax(logits[:, :-1], -1).gather(-1, targets[..., None])[..., 0]
+
+
+def test_prefill_equals_what_official_generate_feeds_the_talker(voice: Qwen3TtsVoice) -> None:
+    seen: list[Tensor] = []
+
+    def record(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs["inputs_embeds"])
+
+    handle = voice.model.talker.model.register_forward_pre_hook(record, with_kwargs=True)
+    ids = voice.text_ids(TEXTS[1])
+    prompt = {"ref_spk_embedding": [voice.model.speaker], "ref_code": None, "x_vector_only_mode": [True],
+              "icl_mode": [False]}
+    official = super(type(voice.model), voice.model).generate
+    official(input_ids=[torch.tensor([ids])], voice_clone_prompt=prompt, languages=["auto"], non_streaming_mode=True,
+             max_new_tokens=2)
+    handle.remove()
+    text, codec = prefill_rows(voice.config, ids, voice.prefix)
+    ours = embed_prefill(voice.model.talker, torch.tensor(text), torch.tensor(codec), voice.model.speaker)
+    assert len(text) == len(ids) + 2
+    torch.testing.assert_close(ours, seen[0][0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, SamplingParams(temperature=1.0, top_k=50, top_p=0.95)])
+def test_engine_equals_plain_loop_over_official_modules(voice: Qwen3TtsVoice, sampling: SamplingParams) -> None:
+    takes = voice.rollout(TEXTS, range(10, 15), sampling)
+    for text, seed, take in zip(TEXTS, range(10, 15), takes, strict=True):
+        plain = plain_rollout(voice.model, voice.model.speaker, voice._prompt(text, seed), sampling,
+                              voice.settings.predictor)
+        assert np.array_equal(take.completion_ids[: take.frames * 16].reshape(-1, 16), plain.codes)
+        assert take.truncated is not plain.ended
+
+
+def test_a_take_depends_on_its_seed_alone(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
+    alone = voice.rollout(TEXTS[2:3], [2], PLAIN)[0]
+    assert np.array_equal(alone.completion_ids, takes[2].completion_ids)
+    other = voice.rollout(TEXTS[2:3], [99], PLAIN)[0]
+    assert not np.array_equal(other.completion_ids, takes[2].completion_ids)
+
+
+def test_replay_equals_rollout_over_a_padded_batch(voice: Qwen3TtsVoice, takes: list[Take], params: Params) -> None:
+    """Log-probabilities by replay equal those that the sampler drew from, end of speech included."""
+    assert len({take.frames for take in takes}) > 1 and not all(take.truncated for take in takes)
+    ids, mask, width = flat_batch(voice, takes, TEXTS)
+    with torch.no_grad():
+        replayed = replay(voice, ids, mask, PLAIN.temperature)
+    for row, (take, text) in enumerate(zip(takes, TEXTS, strict=True)):
+        sampled = sampler_log_probs(voice, take, text)
+        columns = [width + 16 * frame - 1 for frame in range(len(sampled))]
+        assert len(sampled) == take.frames + (not take.truncated)
+        torch.testing.assert_close(replayed[row, columns], sampled, atol=1e-5, rtol=0)
+
+
+def sampler_log_probs(voice: Qwen3TtsVoice, take: Take, text: str) -> Tensor:
+    """What the sampler's distribution gave each policy token, by the official modules one take at a time."""
+    from swaralign.policy.engine import suppressed_ids
+    from swaralign.policy.prompt import embed_frames, embed_text_pad
+
+    talker, eos = voice.model.talker, voice.config.talker_config.codec_eos_token_id
+    words, codec = prefill_rows(voice.config, voice.text_ids(text), voice.prefix)
+    frames = torch.from_numpy(take.completion_ids[: take.frames * 16].reshape(-1, 16))
+    with torch.no_grad():
+        prefill = embed_prefill(talker, torch.tensor(words), torch.tensor(codec), voice.model.speaker)
+        spoken = embed_frames(talker, frames, embed_text_pad(talker, voice.config))
+        hidden = talker.model(inputs_embeds=torch.cat([prefill, spoken])[None]).last_hidden_state[0, len(words) - 1 :]
+        logits = talker.codec_head(hidden)
+    logits[:, suppressed_ids(logits.shape[1], eos)] = -torch.inf
+    logits[:2, eos] = -torch.inf
+    chosen = torch.from_numpy(take.completion_ids[take.policy_mask])
+    log_probs = torch.log_softmax(logits / PLAIN.temperature, dim=-1)
+    return log_probs[: len(chosen)].gather(-1, chosen[:, None])[:, 0]
+
+
+def test_only_policy_tokens_have_a_state(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
+    """A flat position before an environment token holds a zero state, so nothing can be learnt there."""
+    ids, mask, width = flat_batch(voice, takes, TEXTS)
+    states = voice.model(ids, mask).last_hidden_state
+    live = states.abs().sum(-1) > 0
+    for row, take in enumerate(takes):
+        expected = torch.zeros(ids.shape[1], dtype=torch.bool)
+        expected[torch.arange(take.frames + (not take.truncated)) * 16 + width - 1] = True
+        assert torch.equal(live[row], expected)
+
+
+def test_environment_tokens_get_no_gradient(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
+    ids, mask, width = flat_batch(voice, takes[:2], TEXTS[:2])
+    weight = voice.model.talker.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
+    log_probs = replay(voice, ids, mask, 1.0)
+    environment = torch.zeros_like(log_probs)
+    for row, take in enumerate(takes[:2]):
+        environment[row, width - 1 : width - 1 + len(take.policy_mask)] = torch.from_numpy(~take.policy_mask).float()
+    gradient, = torch.autograd.grad((log_probs * environment).sum(), weight, retain_graph=True)
+    policy_gradient, = torch.autograd.grad((log_probs * (1 - environment)).sum(), weight)
+    assert environment.sum() == 15 * sum(take.frames for take in takes[:2])
+    assert gradient.abs().max() == 0 and policy_gradient.abs().max() > 0
+
+
+def test_a_fully_masked_completion_still_has_a_gradient_path(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
+    ids, mask, width = flat_batch(voice, takes[:1], TEXTS[:1])
+    mask[:, width:] = 0
+    states = voice.model(ids, mask).last_hidden_state
+    assert states.requires_grad
+
+
+def test_four_frame_toy_labels_are_shifted_once(voice: Qwen3TtsVoice) -> None:
+    """The state at flat column c0 + 16 f - 1 is the talker's state of short position P - 1 + f."""
+    codes = np.arange(64).reshape(4, 16) % 128
+    take = Take(np.append(codes.reshape(-1), voice.config.talker_config.codec_eos_token_id),
+                np.append(np.tile([True] + [False] * 15, 4), True), 4, False, 0)
+    ids, mask, width = flat_batch(voice, [take], TEXTS[:1])
+    with torch.no_grad():
+        row = voice.model._parse(ids[0][mask[0].bool()], 0)
+        short = voice.model._run([row])[0]
+        flat = voice.model(ids, mask).last_hidden_state[0]
+    for frame in range(5):
+        assert torch.equal(flat[width + 16 * frame - 1, :256], short[row.prefill - 1 + frame])
+    assert flat[:, 256].nonzero()[:, 0].tolist() == [width - 1, width + 15]
+
+
+def test_a_take_that_never_ends_is_truncated_at_its_budget(voice: Qwen3TtsVoice, params: Params) -> None:
+    short = params.rollout.model_copy(update={"base_frames": 2, "frames_per_token": 0.5, "max_frames": 4})
+    clipped = Qwen3TtsVoice(voice.model, voice.tokenizer, short)
+    take = clipped.rollout(TEXTS[:1], [1], PLAIN)[0]
+    assert take.truncated and take.frames == 4 and len(take.completion_ids) == 64
+
+
+def test_decoding_a_batch_equals_decoding_each_take(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
+    voice.decode_frames = 10_000
+    together = voice.decode(takes)
+    voice.decode_frames = 1
+    for take, wave in zip(takes, together, strict=True):
+        alone = voice.decode([take])[0]
+        assert len(wave) == take.frames * 1920 and wave.dtype == np.float32
+        np.testing.assert_allclose(wave, alone, atol=1e-5)
+    empty = Take(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool), 0, True, 0)
+    assert len(voice.decode([empty])[0]) == 0
+
+
+def test_bad_input_is_named(voice: Qwen3TtsVoice, params: Params) -> None:
+    with pytest.raises(ValueError, match="needs words to speak, found '  '"):
+        voice.encode("  ")
+    with pytest.raises(ValueError, match=r"'hindi'.*auto, english"):
+        Qwen3TtsVoice(voice.model, voice.tokenizer, params.rollout.model_copy(update={"language": "hindi"}))
+    with pytest.raises(ValueError, match="has 3 numbers, the talker takes 256"):
+        voice.model.set_speaker([1.0, 2.0, 3.0])
+
+
+def test_draw_inverts_the_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]])).repeat(4, 1)
+    drawn = draw(logits, torch.tensor([0.1, 0.3, 0.69, 0.999999]), 1.0, 0, 1.0)
+    assert drawn.tolist() == [0, 1, 1, 2]
+    assert draw(logits, torch.zeros(4), 0.0, 0, 1.0).tolist() == [1, 1, 1, 1]
+
+
+def test_probabilities_match_transformers_warpers() -> None:
+    from transformers.generation.logits_process import (
+        LogitsProcessorList,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = torch.randn(6, 80, generator=torch.Generator().manual_seed(0)) * 3
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)])
+    expected = torch.softmax(warpers(torch.zeros(6, 1, dtype=torch.long), logits), dim=-1)
+    torch.testing.assert_close(probabilities(logits, 0.7, 20, 0.8), expected)
