@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+
+# Idle OpenMP threads sleep instead of spinning: on a busy machine spinning slows small tensors several times.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads, so set before it
 
 
 def run(main: Callable[[], None]) -> None:

@@ -339,7 +339,8 @@ def in_float32(voice: Path, folder: Path) -> Path:
 
 def test_the_merged_voice_equals_the_base_with_the_adapter_on(tmp_path: Path) -> None:
     from peft import PeftModel, get_peft_model_state_dict
-    from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
+
+    from swaralign.official import Qwen3TTSForConditionalGeneration
 
     params = load_params(ROOT / "params.yaml")
     base, adapter = in_float32(ROOT / "data/demo/base", tmp_path / "base"), ROOT / "data/demo/sft_adapter_mlx"

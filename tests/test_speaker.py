@@ -74,7 +74,7 @@ def test_a_bad_clip_is_refused_before_the_voice_is_loaded(tmp_path: Path) -> Non
 
 
 def test_the_embedding_is_the_official_one(tmp_path: Path) -> None:
-    from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
+    from swaralign.official import Qwen3TTSForConditionalGeneration
 
     build_speaker(DEMO / "reference.flac", DEMO / "base", PARAMS, tmp_path / "out")
     embedding = json.loads((tmp_path / "out" / "embedding.json").read_text())

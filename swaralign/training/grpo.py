@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from swaralign import artifacts
@@ -150,6 +150,7 @@ def train_grpo(
         rollout_func=Rollout(voice, grpo),
         callbacks=[StartsAtReference(), validation, common.MarkComplete(), Progress()],
     )
+    trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
     resume = common.newest_checkpoint(folder)
     if resume is not None:
         log.info("resuming from %s", resume)
