@@ -5,7 +5,7 @@ Training, fixed validation and evaluation all ask the same `Scorer`, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,11 +111,3 @@ class Scorer:
 def reward_of(errors: Errors) -> float:
     """1 - min(1, error rate)."""
     return 1.0 - min(1.0, errors.rate)
-
-
-def count_flags(flags: Iterable[Sequence[str]]) -> dict[str, int]:
-    """How many takes carry each of `FLAGS`."""
-    counts = dict.fromkeys(FLAGS, 0)
-    for flag in (flag for take in flags for flag in take):
-        counts[flag] += 1
-    return counts
