@@ -1,4 +1,7 @@
-"""Sentences and codec codes as padded tensors in the non-streaming, x-vector only, language Auto prompt layout."""
+"""Sentences and codec codes as padded tensors, prompted as the pipeline prompts them.
+
+A pair is a sentence and the codes that stand for its speech: its own, another sentence's, or the beginning of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-NO_CODEC = -1  # a position without a codec embedding
-SPEAKER = -2  # the position that carries the raw speaker vector
+from swaralign.policy.prompt import NONE, chat_text, language_prefix, prefill_rows
+
 IGNORE = -100  # a label that no loss counts
 HELD_PREFIX = "h"  # keys of the sentences that no training step may see
+CUT_TO = (0.25, 0.85)  # share of its frames that a cut sentence keeps, drawn uniformly
 
 
 @dataclass(frozen=True)
@@ -53,24 +57,6 @@ class Batch:
     labels: Tensor
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of the assistant turn that the official `generate` is given for `text`."""
-    templated = f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
-    return list(tokenizer(templated)["input_ids"])
-
-
-def prefill(ids: list[int], config: Any) -> tuple[list[int], list[int]]:
-    """Text and codec ids of the len(ids) + 2 prefill positions, NO_CODEC and SPEAKER standing for what has no id."""
-    talker = config.talker_config
-    body = ids[3:-5]
-    text = ids[:3] + [config.tts_pad_token_id] * 4 + [config.tts_bos_token_id]
-    text += body + [config.tts_eos_token_id, config.tts_pad_token_id]
-    tag = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
-    codec = [NO_CODEC] * 3 + tag + [SPEAKER, talker.codec_pad_id]
-    codec += [talker.codec_pad_id] * (len(body) + 1) + [talker.codec_bos_id]
-    return text, codec
-
-
 def pad_rows(rows: list[list[int]], fill: int) -> Tensor:
     """Lists of ids as one (len(rows), longest) tensor, filled at the right."""
     table = torch.full((len(rows), max(map(len, rows))), fill)
@@ -93,12 +79,14 @@ def unpack_codes(archive: Any) -> tuple[Tensor, Tensor]:
 def load_corpus(path: Path, tokenizer: PreTrainedTokenizerBase, config: Any, device: str) -> Corpus:
     """Read a codes archive (see README.md) and lay out the prompt of each of its sentences."""
     archive = np.load(path, allow_pickle=False)
-    rows = [prefill(prompt_ids(tokenizer, str(text)), config) for text in archive["texts"]]
+    prefix = language_prefix(config, "auto")
+    texts = [tokenizer(chat_text(str(text)))["input_ids"] for text in archive["texts"]]
+    rows = [prefill_rows(config, ids, prefix) for ids in texts]
     codes, frames = unpack_codes(archive)
     is_held = torch.tensor([str(key).startswith(HELD_PREFIX) for key in archive["keys"]])
     return Corpus(
         prefill_text=pad_rows([text for text, _ in rows], config.tts_pad_token_id).to(device),
-        prefill_codec=pad_rows([codec for _, codec in rows], NO_CODEC).to(device),
+        prefill_codec=pad_rows([codec for _, codec in rows], NONE).to(device),
         prefill_len=torch.tensor([len(text) for text, _ in rows], device=device),
         codes=codes.to(device),
         frames=frames.to(device),
@@ -115,11 +103,14 @@ def take(table: Tensor, index: Tensor) -> Tensor:
     return table[rows, index.clamp(0, table.shape[1] - 1)]
 
 
-def make_batch(corpus: Corpus, sentences: Tensor, offsets: Tensor) -> Batch:
-    """The positions of `sentences` (B,), each at its time offset `offsets` (B,): prefill, frames, padding."""
-    start = corpus.prefill_len[sentences][:, None]
-    count = corpus.frames[offsets, sentences][:, None]
-    codes = corpus.codes[offsets, sentences].long()
+def make_batch(corpus: Corpus, sentences: Tensor, spoken: Tensor, offsets: Tensor, count: Tensor) -> Batch:
+    """The positions of B pairs: prefill, frames, padding; each argument is (B,).
+
+    `sentences` gives the prompts; the codes are the first `count` frames of the sentences `spoken` at the time offsets
+    `offsets`, and the end of speech is placed after them.
+    """
+    start, count = corpus.prefill_len[sentences][:, None], count[:, None]
+    codes = corpus.codes[offsets, spoken].long()
     length = corpus.prefill_text.shape[1] + codes.shape[1]
     position = torch.arange(length, device=codes.device).expand(len(sentences), -1)
     in_prefill = position < start
@@ -128,7 +119,7 @@ def make_batch(corpus: Corpus, sentences: Tensor, offsets: Tensor) -> Batch:
     labels = torch.where(has_out, frames_out[..., 0], torch.where(said == count, corpus.eos_codec, IGNORE))
     return Batch(
         text=torch.where(in_prefill, take(corpus.prefill_text[sentences], position), corpus.pad_text),
-        codec=torch.where(in_prefill, take(corpus.prefill_codec[sentences], position), NO_CODEC),
+        codec=torch.where(in_prefill, take(corpus.prefill_codec[sentences], position), NONE),
         frames_in=take(codes, heard),
         has_in=(heard >= 0) & (heard < count),
         frames_out=frames_out,
@@ -137,9 +128,29 @@ def make_batch(corpus: Corpus, sentences: Tensor, offsets: Tensor) -> Batch:
     )
 
 
-def draw_batch(corpus: Corpus, size: int, generator: torch.Generator) -> Batch:
-    """`size` training sentences, drawn with replacement, each at a drawn time offset."""
-    device = corpus.train.device
-    pick = torch.randint(len(corpus.train), (size,), generator=generator, device=device)
-    offsets = torch.randint(len(corpus.codes), (size,), generator=generator, device=device)
-    return make_batch(corpus, corpus.train[pick], offsets)
+def held_batch(corpus: Corpus) -> Batch:
+    """Every held-out sentence with its own codes, whole, at the first time offset."""
+    first = torch.zeros_like(corpus.held)
+    return make_batch(corpus, corpus.held, corpus.held, first, corpus.frames[0, corpus.held])
+
+
+def cut_some(frames: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Frame counts (B,), each with probability `share` cut to a drawn part of itself, rounded up."""
+    is_cut, part = torch.rand(2, len(frames), generator=generator, device=frames.device)
+    low, high = CUT_TO
+    return torch.where(is_cut < share, (frames * (low + (high - low) * part)).ceil().long(), frames)
+
+
+def draw_batch(corpus: Corpus, size: int, generator: torch.Generator, shuffled: bool, cut_share: float) -> Batch:
+    """`size` pairs of training sentences, drawn with replacement, each at a drawn time offset.
+
+    `shuffled`: the codes are those of another drawn training sentence. `cut_share`: of the pairs that are cut.
+    """
+
+    def draw(limit: int) -> Tensor:
+        return torch.randint(limit, (size,), generator=generator, device=corpus.train.device)
+
+    sentences, offsets = corpus.train[draw(len(corpus.train))], draw(len(corpus.codes))
+    spoken = corpus.train[draw(len(corpus.train))] if shuffled else sentences
+    count = cut_some(corpus.frames[offsets, spoken], cut_share, generator)
+    return make_batch(corpus, sentences, spoken, offsets, count)

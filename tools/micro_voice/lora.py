@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from swaralign.artifacts import atomic_folder, write_text
+from swaralign.mlx_lora import ADAPTER_CONFIG, ADAPTER_FILE, PROJECTION, WEIGHTS_FILE, LoraAdapter, merge_weights
+
 KEYS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-TARGET = re.compile(rf"talker\.(code_predictor\.)?model\.layers\.\d+\.({'|'.join(map(re.escape, KEYS))})")
 
 
 class LoraLinear(nn.Module):
@@ -32,29 +34,29 @@ class LoraLinear(nn.Module):
         return self.base(x) + self.scale * (x @ self.lora_a) @ self.lora_b
 
 
-def linear(model: nn.Module, name: str) -> nn.Linear:
-    """The linear layer of that name."""
-    module = model.get_submodule(name)
-    if not isinstance(module, nn.Linear):
-        raise TypeError(f"{name} is a {type(module).__name__}, not a linear layer")
-    return module
-
-
 def add_lora(model: nn.Module, rank: int, scale: float) -> dict[str, LoraLinear]:
     """Wrap the seven projections of every layer of both stacks; returns them by their official module name."""
     wrapped = {}
-    for name in [name for name, _ in model.named_modules() if TARGET.fullmatch(name)]:
-        wrapped[name] = LoraLinear(linear(model, name), rank, scale)
+    for name in [name for name, _ in model.named_modules() if PROJECTION.fullmatch(name)]:
+        linear: Any = model.get_submodule(name)
+        wrapped[name] = LoraLinear(linear, rank, scale)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, wrapped[name])
     return wrapped
 
 
-def remove_lora(model: nn.Module, wrapped: dict[str, LoraLinear]) -> None:
-    """Put the untouched linear layers back."""
-    for name, module in wrapped.items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, module.base)
+def start_from(model: nn.Module, folder: Path, rank: int, scale: float) -> None:
+    """Copy a saved adapter into the LoRA layers of `model`.
+
+    Raises ValueError if it has another rank or scale than they, or adapts other modules.
+    """
+    recorded = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["lora_parameters"]
+    if (recorded["rank"], recorded["scale"]) != (rank, scale):
+        raise ValueError(f"{folder} has rank {recorded['rank']} and scale {recorded['scale']}, not {rank} and {scale}")
+    loaded = model.load_state_dict(load_file(folder / ADAPTER_FILE), strict=False)
+    strays = loaded.unexpected_keys + [name for name in loaded.missing_keys if ".lora_" in name]
+    if strays:
+        raise ValueError(f"{folder} does not fit the model: {len(strays)} tensors lack a partner, first {strays[0]}")
 
 
 def adapter_config(rank: int, scale: float) -> dict[str, Any]:
@@ -63,23 +65,28 @@ def adapter_config(rank: int, scale: float) -> dict[str, Any]:
     return {"fine_tune_type": "lora", "num_layers": -1, "lora_parameters": parameters}
 
 
-def save_adapter(folder: Path, wrapped: dict[str, LoraLinear]) -> None:
+def factors(wrapped: dict[str, LoraLinear]) -> dict[str, tuple[Tensor, Tensor]]:
+    """(A, B) of each module in mlx-lm's orientation, float32, on the CPU."""
+    pairs = {name: (module.lora_a, module.lora_b) for name, module in wrapped.items()}
+    return {name: (a.detach().float().cpu(), b.detach().float().cpu()) for name, (a, b) in pairs.items()}
+
+
+def save_adapter(folder: Path, wrapped: dict[str, LoraLinear], rank: int, scale: float) -> None:
     """Write adapters.safetensors (float32) and adapter_config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, module in wrapped.items():
-        tensors[f"{name}.lora_a"] = module.lora_a.detach().float().cpu().contiguous()
-        tensors[f"{name}.lora_b"] = module.lora_b.detach().float().cpu().contiguous()
-    save_file(tensors, folder / "adapters.safetensors", metadata={"format": "mlx"})
-    first = next(iter(wrapped.values()))
-    config = adapter_config(first.lora_a.shape[1], first.scale)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=4) + "\n")
+    for name, (a, b) in factors(wrapped).items():
+        tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"] = a.contiguous(), b.contiguous()
+    with atomic_folder(folder) as new:
+        save_file(tensors, new / ADAPTER_FILE, metadata={"format": "mlx"})
+        write_text(new / ADAPTER_CONFIG, json.dumps(adapter_config(rank, scale), indent=4) + "\n")
 
 
-@torch.no_grad()
-def merge_adapter(model: nn.Module, tensors: dict[str, Tensor], scale: float) -> None:
-    """Add scale * (A B)^T to the weights, in float32."""
-    for key, a in tensors.items():
-        if key.endswith(".lora_a"):
-            name = key.removesuffix(".lora_a")
-            linear(model, name).weight += scale * (a @ tensors[f"{name}.lora_b"]).T
+def save_merged(folder: Path, source: Path, lora: LoraAdapter) -> None:
+    """Write the checkpoint `source` with the adapter merged into its weights, in their own dtype."""
+    with atomic_folder(folder) as new:
+        for path in filter(Path.is_file, source.rglob("*")):
+            copy = new / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path != source / WEIGHTS_FILE:
+                shutil.copyfile(path, copy)
+        merge_weights(source / WEIGHTS_FILE, lora, new / WEIGHTS_FILE)

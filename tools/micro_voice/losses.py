@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.micro_voice.layout import IGNORE, SPEAKER, Batch, Corpus, make_batch
+from swaralign.policy.prompt import SPEAKER
+from tools.micro_voice.layout import IGNORE, Batch, Corpus, held_batch
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ def held_losses(talker: nn.Module, corpus: Corpus, speaker: Tensor) -> tuple[flo
     """Codebook-0 and mean residual cross-entropy of the held-out sentences, in nats, dropout off."""
     was_training = talker.training
     talker.eval()
-    batch = make_batch(corpus, corpus.held, torch.zeros_like(corpus.held))
-    first, residual = losses(talker, batch, speaker, None)
+    first, residual = losses(talker, held_batch(corpus), speaker, None)
     talker.train(was_training)
     return first.item(), residual.mean().item()
