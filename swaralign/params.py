@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+FRAMES_PER_SECOND = 12.5  # of the Qwen3-TTS 12 Hz codec
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -228,6 +229,11 @@ class Params(Section):
                             ("evaluate.prompts", self.evaluate.prompts)):
             if wanted > self.split.held_out:
                 raise ValueError(f"{key} is {wanted}, but split.held_out keeps only {self.split.held_out} prompts")
+        longest_s = self.rollout.max_frames / FRAMES_PER_SECOND
+        if longest_s > self.reward.asr.window_s:
+            raise ValueError(f"rollout.max_frames {self.rollout.max_frames} is {longest_s:.2f} s of speech, longer than "
+                             f"reward.asr.window_s {self.reward.asr.window_s}: such takes could not be scored; "
+                             f"{int(self.reward.asr.window_s * FRAMES_PER_SECOND)} frames would do")
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "
                              f"but split.expected_train is {self.split.expected_train}")

@@ -93,7 +93,7 @@ def test_prefill_equals_what_official_generate_feeds_the_talker(voice: Qwen3TtsV
 def test_engine_equals_plain_loop_over_official_modules(voice: Qwen3TtsVoice, sampling: SamplingParams) -> None:
     takes = voice.rollout(TEXTS, range(10, 15), sampling)
     for text, seed, take in zip(TEXTS, range(10, 15), takes, strict=True):
-        plain = plain_rollout(voice.model, voice.model.speaker, voice._prompt(text, seed), sampling,
+        plain = plain_rollout(voice.model, voice.model.speaker, voice.prompt(text, seed), sampling,
                               voice.settings.predictor)
         assert np.array_equal(take.completion_ids[: take.frames * 16].reshape(-1, 16), plain.codes)
         assert take.truncated is not plain.ended

@@ -62,7 +62,7 @@ class Qwen3TtsVoice:
     def rollout(self, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams) -> list[Take]:
         """One take a text. Rows run side by side, `rollout.batch_size` at a time, longest prompts together."""
         engine = RolloutEngine(self.model, self.model.speaker, self.settings.predictor)
-        prompts = [self._prompt(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        prompts = [self.prompt(text, seed) for text, seed in zip(texts, seeds, strict=True)]
         order = sorted(range(len(prompts)), key=lambda i: (prompts[i].budget, len(prompts[i].text)))
         takes: list[Take | None] = [None] * len(prompts)
         for start in range(0, len(order), self.settings.batch_size):
@@ -71,7 +71,8 @@ class Qwen3TtsVoice:
                 takes[index] = self._take(frames, prompts[index].seed)
         return [take for take in takes if take is not None]
 
-    def _prompt(self, text: str, seed: int) -> Prompt:
+    def prompt(self, text: str, seed: int) -> Prompt:
+        """One row of a rollout: what is fed, the frame budget and the seed of the draws."""
         ids = self.text_ids(text)
         words, codec = prefill_rows(self.config, ids, self.prefix)
         return Prompt(words, codec, self.frame_budget(len(ids)), seed)

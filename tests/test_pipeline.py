@@ -1,0 +1,139 @@
+"""The whole graph by the real dvc, on a tiny recipe in a copy of the repository: runs, repeats, resumes, stays equal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from ruamel.yaml import YAML
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "split": {"window_rows": 12, "expected_train": 10, "held_out": 3},
+    "grpo": {"prompts_per_update": 2, "samples_per_prompt": 2, "micro_batch": 2,
+             "schedule": {"updates": 3, "save_every": 1, "keep_checkpoints": 3}, "validation": {"every": 2, "prompts": 2}},
+    "evaluate": {"prompts": 3, "samples_per_prompt": 1},
+    "compare": {"resamples": 200},
+}
+STAGES = ["assets", "split", "merge", "speaker", "train_grpo", "evaluate@base", "evaluate@sft", "evaluate@grpo",
+          "compare"]
+yaml = YAML()
+
+
+def merge(data: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            merge(data[key], value)
+        else:
+            data[key] = value
+
+
+def copy_repository(target: Path) -> Path:
+    """A git repository of its own with the tracked and new files of this one, and the tiny recipe as params.yaml."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
+    for name in listed.stdout.decode().splitlines():
+        if (ROOT / name).is_file() and name != "dvc.lock":
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target / name)
+    edit_params(target, TINY, source=ROOT / "recipes" / "demo.yaml")
+    subprocess.run(["git", "init", "-q"], cwd=target, check=True)
+    return target
+
+
+def edit_params(repository: Path, changes: dict[str, Any], source: Path | None = None) -> None:
+    data = yaml.load(source or repository / "params.yaml")
+    merge(data, changes)
+    yaml.dump(data, repository / "params.yaml")
+
+
+def environment() -> dict[str, str]:
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": here, "PYTHONPATH": ""}
+
+
+def dvc(repository: Path, *args: str) -> str:
+    command = [sys.executable, "-m", "dvc", *args]
+    done = subprocess.run(command, cwd=repository, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def stages_run(output: str) -> list[str]:
+    return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
+
+
+def lock(repository: Path) -> dict[str, list[Any]]:
+    """The outs of every stage in dvc.lock, with their hashes."""
+    stages = YAML(typ="safe").load((repository / "dvc.lock").read_text())["stages"]
+    return {name: stage["outs"] for name, stage in stages.items()}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The tiny recipe's repository after a full repro from an empty cache."""
+    path = copy_repository(tmp_path_factory.mktemp("repository"))
+    assert sorted(stages_run(dvc(path, "repro"))) == sorted(STAGES)
+    yield path
+
+
+def test_repro_ends_with_a_comparison(repository: Path) -> None:
+    text = (repository / "results" / "comparison.md").read_text()
+    assert "grpo" in text and "3 held-out prompts, 1 takes each" in text
+    takes = pq.read_table(repository / "data" / "evaluate" / "grpo" / "scores.parquet")
+    assert len(takes) == 3 and takes.column("audio").to_pylist()[0]["bytes"][:4] == b"fLaC"
+    assert "grpo.reward" in dvc(repository, "metrics", "show", "--md") or "reward" in dvc(repository, "metrics", "show")
+
+
+def test_a_second_repro_runs_nothing(repository: Path) -> None:
+    began = time.monotonic()
+    output = dvc(repository, "repro")
+    assert stages_run(output) == [] and "up to date" in output
+    assert time.monotonic() - began < 20
+
+
+def test_an_edit_reruns_what_reads_it_and_nothing_else(repository: Path) -> None:
+    edit_params(repository, {"compare": {"seed": 8}})
+    assert stages_run(dvc(repository, "repro")) == ["compare"]
+    edit_params(repository, {"compare": {"seed": TINY["compare"].get("seed", 7)}})
+    assert stages_run(dvc(repository, "repro")) == []  # the run cache has it
+
+
+def test_empty_caches_give_the_same_hashes_and_a_killed_training_resumes(
+    repository: Path, tmp_path: Path
+) -> None:
+    """A second repository, whose training is killed after its first checkpoint, ends with every hash of the first."""
+    other = copy_repository(tmp_path / "other")
+    dvc(other, "repro", "split", "speaker")
+    kill_after_first_checkpoint(other)
+    assert not (other / "data" / "train_grpo").exists()
+    output = dvc(other, "repro")
+    assert "train_grpo" in stages_run(output)
+    runs = list((other / "runs" / "train_grpo").iterdir())
+    assert len(runs) == 1 and (runs[0] / "checkpoint-3").is_dir()
+    mine, theirs = (load_file(p / "data" / "train_grpo" / "adapter" / "adapter_model.safetensors")
+                    for p in (repository, other))
+    assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
+    assert lock(other) == lock(repository)
+
+
+def kill_after_first_checkpoint(repository: Path) -> None:
+    """Runs the training stage as dvc does, and kills it with SIGKILL once a checkpoint is whole."""
+    process = subprocess.Popen([sys.executable, "-m", "stages.train_grpo"], cwd=repository, env=environment(),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while not list((repository / "runs").glob("train_grpo/*/checkpoint-1/complete.json")):
+        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+        assert time.monotonic() < deadline, "no checkpoint within five minutes"
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
