@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
-    "split": {"window_rows": 12, "expected_train": 10, "held_out": 3},
+    "split": {"window_rows": 12, "expected_train": 11, "held_out": 3},
     "grpo": {"prompts_per_update": 2, "samples_per_prompt": 2, "micro_batch": 2,
              "schedule": {"updates": 3, "save_every": 1, "keep_checkpoints": 3}, "validation": {"every": 2, "prompts": 2}},
     "evaluate": {"prompts": 3, "samples_per_prompt": 1},
