@@ -26,7 +26,8 @@ def plain_rollout(
     books = model.config.talker_config.num_code_groups
     numbers = uniforms([prompt.seed], prompt.budget, books)[0]
     x = embed_prefill(talker, torch.tensor(prompt.text), torch.tensor(prompt.codec), speaker)[None]
-    cache, frames = DynamicCache(), []
+    cache = DynamicCache()
+    frames: list[np.ndarray] = []
     for step in range(prompt.budget):
         hidden = talker.model(inputs_embeds=x, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
         logits = talker.codec_head(hidden)

@@ -9,21 +9,22 @@ Only ratios of one run mean anything on another machine.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages have it; read when torch loads
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the stages have it; read when torch loads
 
-import torch  # noqa: E402
+import torch
 
-from benchmarks.plain_rollout import plain_rollout  # noqa: E402
-from swaralign.params import SamplingParams, load_params  # noqa: E402
-from swaralign.policy import load_policy  # noqa: E402
-from swaralign.policy.engine import RolloutEngine  # noqa: E402
-from swaralign.policy.qwen3_tts import Qwen3TtsVoice  # noqa: E402
+from benchmarks.plain_rollout import plain_rollout
+from swaralign.params import SamplingParams, load_params
+from swaralign.policy import load_policy
+from swaralign.policy.engine import RolloutEngine
+from swaralign.policy.qwen3_tts import Qwen3TtsVoice
 
 TEXT = "The weather in London is sunny today."
 SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
@@ -89,11 +90,8 @@ def engine_steps(voice: Qwen3TtsVoice, batch: int) -> int:
 
 
 def _hidden(checkpoint: Path) -> int:
-    from transformers import AutoConfig
-
-    import swaralign.official  # noqa: F401  (registers the configuration)
-
-    return int(AutoConfig.from_pretrained(str(checkpoint)).talker_config.hidden_size)
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return int(config["talker_config"]["hidden_size"])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-# Idle OpenMP threads sleep instead of spinning: on a busy machine spinning slows small tensors several times.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads, so set before it
+# An idle OpenMP thread spins for some microseconds, then sleeps. Spinning longer slows a busy machine several times,
+# sleeping at once slows small tensors as much. Read when torch loads, so set before it.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def run(main: Callable[[], None]) -> None:

@@ -1,5 +1,5 @@
-"""GRPO on the merged voice, with a fixed validation: the outs under data/train_grpo/ are the adapter (PEFT), curves.csv,
-validation.csv, validation_samples.parquet and manifest.json.
+"""GRPO on the merged voice, with a fixed validation. The outs, under data/train_grpo/: the adapter (PEFT), curves.csv,
+validation.csv, validation_samples.parquet, manifest.json.
 
     python -m stages.train_grpo
 

@@ -231,8 +231,8 @@ class Params(Section):
                 raise ValueError(f"{key} is {wanted}, but split.held_out keeps only {self.split.held_out} prompts")
         longest_s = self.rollout.max_frames / FRAMES_PER_SECOND
         if longest_s > self.reward.asr.window_s:
-            raise ValueError(f"rollout.max_frames {self.rollout.max_frames} is {longest_s:.2f} s of speech, longer than "
-                             f"reward.asr.window_s {self.reward.asr.window_s}: such takes could not be scored; "
+            raise ValueError(f"rollout.max_frames {self.rollout.max_frames} is {longest_s:.2f} s of speech, longer "
+                             f"than reward.asr.window_s {self.reward.asr.window_s}: such takes could not be scored; "
                              f"{int(self.reward.asr.window_s * FRAMES_PER_SECOND)} frames would do")
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that needs the hub is wrong
 os.environ["DVC_NO_ANALYTICS"] = "1"
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as the stages have it
+os.environ["GOMP_SPINCOUNT"] = "10000"  # as the stages have it
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 ROOT = Path(__file__).resolve().parent.parent

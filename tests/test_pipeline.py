@@ -1,4 +1,4 @@
-"""The whole graph by the real dvc, on a tiny recipe in a copy of the repository: runs, repeats, resumes, stays equal."""
+"""The whole graph by the real dvc, on a tiny recipe in a copy of the repository: it runs, repeats and resumes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
     "split": {"window_rows": 12, "expected_train": 11, "held_out": 3},
-    "grpo": {"prompts_per_update": 2, "samples_per_prompt": 2, "micro_batch": 2,
-             "schedule": {"updates": 3, "save_every": 1, "keep_checkpoints": 3}, "validation": {"every": 2, "prompts": 2}},
+    "grpo": {
+        "prompts_per_update": 2, "samples_per_prompt": 2, "micro_batch": 2,
+        "schedule": {"updates": 3, "save_every": 1, "keep_checkpoints": 3}, "validation": {"every": 2, "prompts": 2},
+    },
     "evaluate": {"prompts": 3, "samples_per_prompt": 1},
     "compare": {"resamples": 200},
 }

@@ -43,11 +43,12 @@ class Frames:
 
 
 class RolloutEngine:
-    """A snapshot of a model's weights, adapters included, that samples takes.
+    """A snapshot of a model's weights, adapters included, that samples takes; batches may run in threads of their own.
 
     `model`: a Qwen3TTSForConditionalGeneration or a PEFT model around one. `speaker`: (D,) embedding.
     """
 
+    @torch.no_grad()
     def __init__(self, model: Any, speaker: Tensor, predictor: PredictorParams) -> None:
         self.talker, self.config = model.talker, model.config
         self.speaker, self.predictor = speaker, predictor
@@ -55,8 +56,8 @@ class RolloutEngine:
         self.books = self.config.talker_config.num_code_groups
         self.trunk = FusedDecoder(self.talker.model)
         self.answerer = FusedDecoder(self.talker.code_predictor.model)
-        self.head = self.talker.codec_head.weight.detach().T.contiguous()
-        self.pad_text = embed_text_pad(self.talker, self.config).detach()
+        self.head = self.trunk.fold_final_norm(self.talker.codec_head.weight)
+        self.pad_text = embed_text_pad(self.talker, self.config)
         self._fold_predictor()
         bias = torch.zeros(2, self.head.shape[1], device=self.head.device)
         bias[:, suppressed_ids(self.head.shape[1], self.eos)] = -torch.inf
@@ -69,9 +70,12 @@ class RolloutEngine:
         project = predictor.small_to_mtp_projection
         books = [self.talker.model.codec_embedding, *predictor.model.codec_embedding]
         self.embeddings = [book.weight.detach() for book in books]
-        self.answer_inputs = [project(table).detach() for table in self.embeddings[:-1]]
-        self.answer_heads = [head.weight.detach().T.contiguous() for head in predictor.lm_head]
-        self.project = project
+        self.answer_inputs = [project(table) for table in self.embeddings[:-1]]
+        self.answer_heads = [self.answerer.fold_final_norm(head.weight) for head in predictor.lm_head]
+        width = self.trunk.final_norm
+        matrix, offset = getattr(project, "weight", torch.eye(len(width), device=width.device)), project
+        self.state_matrix = self.trunk.fold_final_norm(matrix)
+        self.state_bias = getattr(offset, "bias", None)
 
     @torch.inference_mode()
     def rollout(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Frames]:
@@ -84,21 +88,22 @@ class RolloutEngine:
         return batch.results()
 
     def answer(self, hidden: Tensor, first: Tensor, uniform: Tensor) -> Tensor:
-        """The residual codes of one frame. `hidden` (B, D) the state that predicted codebook 0, `first` (B,) its
-        code, `uniform` (B, 15). Returns (B, 16) codes, codebook 0 included."""
+        """The residual codes of one frame. `hidden` (B, D) the state that chose codebook 0, `first` (B,) its code,
+        `uniform` (B, 15). Returns (B, 16) codes, codebook 0 included."""
         decoder, settings = self.answerer, self.predictor
-        decoder.reset(len(first), self.books)
-        cos, sin = decoder.cos, decoder.sin
-        opening = torch.stack([self.project(hidden), self.answer_inputs[0][first]], dim=1)
-        state = decoder.prefill(opening, cos[None, :2, None], sin[None, :2, None], None)[:, 1]
+        cache = decoder.new_cache(len(first), self.books)
+        state = hidden @ self.state_matrix
+        if self.state_bias is not None:
+            state = state + self.state_bias
+        opening = torch.stack([state, self.answer_inputs[0][first]], dim=1)
+        state = decoder.prefill(cache, opening, torch.arange(2, device=first.device)[None], None)[:, 1]
         codes = [first]
         for book in range(1, self.books):
             logits = state @ self.answer_heads[book - 1]
             code = draw(logits, uniform[:, book - 1], settings.temperature, settings.top_k, settings.top_p)
             codes.append(code)
             if book < self.books - 1:
-                slot = book + 1
-                state = decoder.step(self.answer_inputs[book][code], slot, cos[slot], sin[slot], None)
+                state = decoder.step(cache, self.answer_inputs[book][code], book + 1, None, None)
         return torch.stack(codes, dim=1)
 
     def embed(self, codes: Tensor) -> Tensor:
@@ -138,9 +143,8 @@ class _Batch:
         seen = slots >= self.pads[:, None]
         mask = (slots[:, None] >= slots) & seen[:, None, :]
         mask = mask | torch.eye(self.width, dtype=torch.bool, device=device)  # a padding row must attend somewhere
-        trunk.reset(len(self.prompts), self.width + int(self.budget.max()))
-        cos, sin = trunk.cos[positions].unsqueeze(2), trunk.sin[positions].unsqueeze(2)
-        return trunk.prefill(x, cos, sin, mask[:, None])[:, -1]
+        self.cache = trunk.new_cache(len(self.prompts), self.width + int(self.budget.max()))
+        return trunk.prefill(self.cache, x, positions, mask[:, None])[:, -1]
 
     def advance(self, step: int) -> None:
         """Samples one frame for every row, then drops the rows that ended."""
@@ -167,15 +171,14 @@ class _Batch:
         if bool(chosen.all()):
             return
         self.rows, self.pads, self.hidden = self.rows[chosen], self.pads[chosen], self.hidden[chosen]
-        self.engine.trunk.keep(chosen.nonzero()[:, 0])
+        self.engine.trunk.keep(self.cache, chosen.nonzero()[:, 0])
 
     def _speak(self, codes: Tensor, step: int) -> Tensor:
         trunk, slot = self.engine.trunk, self.width + step
-        positions = slot - self.pads
-        hidden_slots = torch.arange(slot + 1, device=self.pads.device) < self.pads[:, None]
-        bias = torch.zeros(hidden_slots.shape, device=self.pads.device).masked_fill(hidden_slots, -torch.inf)
-        cos, sin = trunk.cos[positions].unsqueeze(1), trunk.sin[positions].unsqueeze(1)
-        return trunk.step(self.engine.embed(codes), slot, cos, sin, bias[:, None, None])
+        padding = torch.arange(slot + 1, device=self.pads.device) < self.pads[:, None]
+        bias = torch.zeros(padding.shape, device=self.pads.device).masked_fill_(padding, -torch.inf)
+        bias = bias.repeat_interleave(trunk.kv_heads, dim=0).unsqueeze(1)
+        return trunk.step(self.cache, self.engine.embed(codes), slot, slot - self.pads, bias)
 
     def results(self) -> list[Frames]:
         empty = np.zeros((0, self.engine.books), dtype=np.int64)
