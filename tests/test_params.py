@@ -65,8 +65,8 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         ("assets.base.source", "hub", ["assets.base:", "'hub'", "'local', 'package'"]),
         # keys that do not go together
         ("grpo.micro_batch", 24, ["grpo:", "micro_batch 24 does not divide the 64 takes", "[1, 2, 4, 8, 16, 32, 64]"]),
-        ("grpo.iterations", 5, ["grpo:", "schedule.updates 8 is not a multiple of iterations 5", "5 would do"]),
-        ("grpo.iterations", 8, ["grpo:", "schedule.save_every 4 is not a multiple of iterations 8", "8 would do"]),
+        ("grpo.iterations", 5, ["grpo:", "schedule.updates 12 is not a multiple of iterations 5", "10 would do"]),
+        ("grpo.iterations", 3, ["grpo:", "schedule.save_every 4 is not a multiple of iterations 3", "3 would do"]),
         ("rollout.max_frames", 101, ["rollout.max_frames 101 is 8.08 s", "reward.asr.window_s 8.0", "100 frames"]),
         ("split.min_duration_s", 15.0, ["split:", "min_duration_s 15.0 is above max_duration_s 14.0"]),
         ("split.expected_train", 241, ["split:", "expected_train 241 is above window_rows 240"]),
