@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Audio, load_dataset
 from peft import PeftModel
 from safetensors.torch import load_file
 
@@ -181,6 +182,9 @@ def test_what_a_training_writes(trained: GrpoResult, tmp_path: Path) -> None:
         "step", "0", "2"]
     assert str(BASE.parent) not in (tmp_path / "out" / "manifest.json").read_text()
     assert len(load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")) == 70
+    takes = load_dataset("parquet", data_files=str(tmp_path / "out" / "validation_samples.parquet"), split="train",
+                         cache_dir=str(tmp_path / "cache")).cast_column("audio", Audio(decode=False))
+    assert takes["step"] == [0, 0, 2, 2] and takes[0]["audio"]["bytes"][:4] == b"fLaC"
 
 
 def test_a_learnable_reward_goes_up(params: Params, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from swaralign.training.curves import GRPO_COLUMNS, Progress, curve_rows, write_
 from swaralign.training.validation import FixedValidation
 
 log = logging.getLogger(__name__)
+warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # TRL's notice that it may change; pinned
 VALIDATION_COLUMNS = ("step", "reward", "wer_corpus", "wer_mean", "cer_corpus", "cer_mean", "failed", "duration_s")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo"}
 

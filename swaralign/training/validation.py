@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Features, Value
 from transformers import TrainerCallback
 
 from swaralign import artifacts
-from swaralign.evaluation import evaluate_takes, summarise
+from swaralign.evaluation import evaluate_takes, features, summarise
 from swaralign.params import SamplingParams, ValidationParams
 from swaralign.policy.base import VoicePolicy
 from swaralign.rewards.score import Scorer
@@ -61,4 +62,5 @@ class FixedValidation(TrainerCallback):
             part = pq.read_table(path)
             step = pa.array([int(path.stem.split("-")[1])] * len(part), pa.int64())
             parts.append(part.add_column(0, "step", step))
-        return pa.concat_tables(parts)
+        columns = {"step": Value("int64"), **features(self.policy.sample_rate_hz)}
+        return pa.concat_tables(parts).cast(Features(columns).arrow_schema)
