@@ -37,6 +37,11 @@ def sha256_tree(folder: str | Path) -> dict[str, str]:
     return {name: sha256_file(root / name) for name in files}
 
 
+def sha256_path(path: str | Path) -> str | dict[str, str]:
+    """`sha256_tree` of a folder, `sha256_file` of a file."""
+    return sha256_tree(path) if Path(path).is_dir() else sha256_file(path)
+
+
 def content_sha256(rows: list[dict[str, Any]]) -> str:
     """SHA-256 of rows as UTF-8 JSON: keys sorted, separators `,` and `:`, non-ASCII kept (ValueError on NaN)."""
     return hashlib.sha256(_canonical(rows)).hexdigest()

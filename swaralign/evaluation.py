@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from datasets import Audio, Features, List, Value
 from tqdm import tqdm
 
-from swaralign.artifacts import atomic_folder, content_sha256, sha256_file, sha256_tree, write_json, write_parquet
+from swaralign.artifacts import atomic_folder, content_sha256, sha256_path, write_json, write_parquet
 from swaralign.audio import encode_flac
 from swaralign.params import Params, SamplingParams
 from swaralign.policy.base import Take, VoicePolicy
@@ -126,7 +126,7 @@ def write_evaluation(out: Path, table: pa.Table, params: Params, inputs: Mapping
     summary = summarise(table) | {
         "scores_sha256": content_sha256(table.drop_columns(["audio"]).to_pylist()),
         "settings": {name: getattr(params, name).model_dump() for name in SETTINGS},
-        "inputs": {name: _hashes(path) for name, path in inputs.items()},
+        "inputs": {name: sha256_path(path) if path else None for name, path in inputs.items()},
     }
     with atomic_folder(out) as folder:
         write_parquet(folder / SCORES, table)
@@ -158,9 +158,3 @@ def _audio(wave: np.ndarray, sample_rate_hz: int, name: str) -> dict[str, Any] |
 def _errors(columns: Mapping[str, list[Any]], metric: str) -> list[Errors]:
     counts = zip(columns[f"{metric}_edits"], columns[f"{metric}_length"], strict=True)
     return [Errors(edits, length) for edits, length in counts]
-
-
-def _hashes(path: Path | None) -> str | dict[str, str] | None:
-    if path is None:
-        return None
-    return sha256_tree(path) if path.is_dir() else sha256_file(path)

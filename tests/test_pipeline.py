@@ -96,6 +96,14 @@ def test_repro_ends_with_a_comparison(repository: Path) -> None:
     assert "grpo.reward" in dvc(repository, "metrics", "show", "--md") or "reward" in dvc(repository, "metrics", "show")
 
 
+def test_the_curves_can_be_plotted(repository: Path) -> None:
+    command = [sys.executable, "-m", "dvc", "plots", "show", "-o", "plots"]
+    done = subprocess.run(command, cwd=repository, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and "could not find" not in done.stdout + done.stderr
+    assert (repository / "plots" / "index.html").stat().st_size > 10_000
+    shutil.rmtree(repository / "plots")
+
+
 def test_a_second_repro_runs_nothing(repository: Path) -> None:
     began = time.monotonic()
     output = dvc(repository, "repro")

@@ -53,12 +53,8 @@ def schedule_arguments(schedule: ScheduleParams, seed: int, device: str, output:
 def stage_inputs(stage: str, params: Params, graph: Path = Path("dvc.yaml")) -> dict[str, Any]:
     """Everything that a stage's result depends on, as dvc.yaml lists it: its sections of the params, hashes of deps."""
     entry = YAML(typ="safe").load(graph.read_text(encoding="utf-8"))["stages"][stage]
-    deps = {dep: _hashes(graph.parent / dep) for dep in entry["deps"]}
+    deps = {dep: artifacts.sha256_path(graph.parent / dep) for dep in entry["deps"]}
     return {"params": {name: getattr(params, name).model_dump() for name in entry["params"]}, "deps": deps}
-
-
-def _hashes(path: Path) -> str | dict[str, str]:
-    return artifacts.sha256_tree(path) if path.is_dir() else artifacts.sha256_file(path)
 
 
 def run_folder(stage: str, inputs: dict[str, Any], root: Path = Path("runs")) -> Path:
