@@ -18,6 +18,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: repro test lint setup
 
 repro: setup
+	$(IN_VENV) swaralign check
 	$(IN_VENV) dvc repro
 
 test: lint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -12,11 +13,17 @@ from pathlib import Path
 # sleeping at once slows small tensors as much. Read when torch loads, so set before it.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+OURS = Path(__file__).resolve().parent.parent / "swaralign"
+
 
 def run(main: Callable[[], None]) -> None:
     """Run a stage; a ValueError, a fault of the input, ends it with its message and not with a stack of frames."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         main()
     except ValueError as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        if OURS not in Path(frame.filename).parents:
+            raise  # not a check of ours: the whole stack is wanted
         sys.exit(f"error: {error}\n(raised by {frame.name} in {Path(frame.filename).name}, line {frame.lineno})")

@@ -18,7 +18,7 @@ OUT = Path("data/split")
 def main() -> None:
     params = load_params()
     folder = resolve("prompts", params.assets)
-    corpus = [folder / file for file in params.assets.prompts.files]
+    corpus = [folder / file for file in sorted(params.assets.prompts.files)]
     build_split(corpus, params.assets.prompts, params.split, OUT)
 
 

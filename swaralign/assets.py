@@ -59,6 +59,7 @@ def resolve(name: str, assets: AssetsParams, root: Path = Path()) -> Path:
             _join(pieces, folder)
     if name == "base":
         check_unsharded(folder)
+        _check_nothing_else(folder, asset.files)
     return folder
 
 
@@ -98,6 +99,16 @@ def check_unsharded(checkpoint: Path) -> None:
         raise ValueError(
             f"assets.base: {checkpoint} must hold exactly one weight file at its root, model.safetensors, unsharded; "
             f"found {', '.join(weights) or 'none'}. Remove the others, or save the checkpoint as one file"
+        )
+
+
+def _check_nothing_else(checkpoint: Path, files: Mapping[str, str]) -> None:
+    """A loader reads what it finds: a file that nothing pins would change the base without changing a hash."""
+    found = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    if others := sorted(found - set(files)):
+        raise ValueError(
+            f"assets.base: {checkpoint} holds files that assets.base.files does not pin: {', '.join(others)}; "
+            "pin them or take them out"
         )
 
 

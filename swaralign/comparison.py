@@ -149,7 +149,7 @@ def render(evaluations: Mapping[str, Evaluation], start: str, result: Mapping[st
     """The comparison as Markdown: what is certain, the numbers, how to read them, and three prompts to hear."""
     voices = list(evaluations)
     others = [voice for voice in voices if voice != start]
-    level = f"{result['confidence']:.0%}".replace("%", " %")
+    level = f"{100 * result['confidence']:g} %"
     lines = ["# Comparison", ""]
     lines += [_headline(voice, start, result, level) for voice in reversed(others)]
     lines += ["", f"{result['prompts']} held-out prompts, {result['draws']} takes each by every voice.", ""]

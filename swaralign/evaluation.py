@@ -46,12 +46,14 @@ def evaluate_takes(
     seed: int,
     sampling: SamplingParams,
     scorer: Scorer,
-    batch_size: int = 64,
+    batch_size: int,
 ) -> pa.Table:
     """`draws` takes of each prompt {"id", "text"}, one row a take, prompt by prompt; the schema is `features`'.
 
-    A take is seeded by (seed, prompt id, draw) and nothing else. Raises ValueError if a text cannot be scored.
+    A take is seeded by (seed, prompt id, draw) and nothing else. Raises ValueError, before anything is sampled, if a
+    text cannot be scored.
     """
+    scorer.check(prompts)
     plan = [(prompt, draw, take_seed(seed, prompt["id"], draw)) for prompt in prompts for draw in range(draws)]
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(plan), desc="evaluate", unit="take", leave=False) as bar:

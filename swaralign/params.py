@@ -18,12 +18,13 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 FRAMES_PER_SECOND = 12.5  # of the Qwen3-TTS 12 Hz codec
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy takes it
 
 
 class Section(BaseModel):
     """A section of params.yaml: strict types, no unknown key, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class LocalAsset(Section):
@@ -155,17 +156,17 @@ class ScheduleParams(Section):
     weight_decay: Annotated[float, Field(ge=0)]
     max_grad_norm: Positive
     save_every: Count
-    keep_checkpoints: Count
+    keep_checkpoints: Annotated[int, Field(ge=2)]  # the one before must stay while a new one is written
 
 
 class ValidationParams(Section):
     every: Count
     prompts: Count
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
 
 
 class GrpoParams(Section):
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
     prompts_per_update: Count
     samples_per_prompt: Annotated[int, Field(ge=2)]
     micro_batch: Count
@@ -178,6 +179,13 @@ class GrpoParams(Section):
     lora: LoraParams
     schedule: ScheduleParams
     validation: ValidationParams
+
+    @model_validator(mode="after")
+    def _no_dropout(self) -> Self:
+        if self.lora.dropout:
+            raise ValueError(f"lora.dropout is {self.lora.dropout}, GRPO needs 0: rollouts are sampled without "
+                             "dropout, so replay under it would be another policy's")
+        return self
 
     @model_validator(mode="after")
     def _batch_arithmetic(self) -> Self:
@@ -199,7 +207,7 @@ class GrpoParams(Section):
 
 
 class EvaluateParams(Section):
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
     samples_per_prompt: Count
     prompts: Count
     sampling: SamplingParams
@@ -208,7 +216,7 @@ class EvaluateParams(Section):
 class CompareParams(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     resamples: Annotated[int, Field(ge=100)]
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
 
 
 class Params(Section):

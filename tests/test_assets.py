@@ -146,6 +146,13 @@ def test_a_sharded_base_is_refused(assets: AssetsParams, tmp_path: Path, extra: 
         resolve("base", assets, tmp_path)
 
 
+@pytest.mark.parametrize("extra", ["special_tokens_map.json", "codec/other.bin"])
+def test_a_base_with_a_file_that_nothing_pins_is_refused(assets: AssetsParams, tmp_path: Path, extra: str) -> None:
+    (tmp_path / "base" / extra).write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"holds files that assets\.base\.files does not pin: {extra}"):
+        resolve("base", assets, tmp_path)
+
+
 def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="found none"):
         check_unsharded(tmp_path)

@@ -45,7 +45,8 @@ def scorer() -> Scorer:
 
 
 def evaluate(scorer: Scorer, playback: Playback, **changes: Any) -> pa.Table:
-    wanted: dict[str, Any] = {"prompts": prompts(), "draws": 2, "seed": 5, "sampling": SAMPLING} | changes
+    wanted: dict[str, Any] = {"prompts": prompts(), "draws": 2, "seed": 5, "sampling": SAMPLING,
+                              "batch_size": 64} | changes
     return evaluate_takes(playback, scorer=scorer, **wanted)
 
 

@@ -63,7 +63,12 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         ("runtime.device", "gpu", ["runtime.device:", "'cpu' or 'cuda'", "'gpu'"]),
         ("assets.reference.files", {"reference.flac": "15a9"}, ["assets.reference.files.reference.flac:", "'15a9'"]),
         ("assets.base.source", "hub", ["assets.base:", "'hub'", "'local', 'package'"]),
+        ("grpo.schedule.learning_rate", float("inf"), ["grpo.schedule.learning_rate:", "finite number"]),
+        ("split.min_snr_db", float("nan"), ["split.min_snr_db:", "finite number"]),
+        ("grpo.schedule.keep_checkpoints", 1, ["grpo.schedule.keep_checkpoints:", "greater than or equal to 2"]),
+        ("grpo.seed", 2**32, ["grpo.seed:", "less than 4294967296"]),
         # keys that do not go together
+        ("grpo.lora.dropout", 0.1, ["grpo:", "lora.dropout is 0.1, GRPO needs 0"]),
         ("grpo.micro_batch", 24, ["grpo:", "micro_batch 24 does not divide the 64 takes", "[1, 2, 4, 8, 16, 32, 64]"]),
         ("grpo.iterations", 5, ["grpo:", "schedule.updates 12 is not a multiple of iterations 5", "10 would do"]),
         ("grpo.iterations", 3, ["grpo:", "schedule.save_every 4 is not a multiple of iterations 3", "3 would do"]),

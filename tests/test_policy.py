@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from benchmarks.plain_rollout import plain_rollout
 from swaralign.params import Params, SamplingParams, load_params
 from swaralign.policy import load_policy
 from swaralign.policy.base import Take
+from swaralign.policy.codec_model import LORA_TARGETS, CodecPolicy
+from swaralign.policy.engine import Prompt, RolloutEngine, _Batch
 from swaralign.policy.prompt import embed_prefill, prefill_rows
 from swaralign.policy.qwen3_tts import Qwen3TtsVoice
 from swaralign.policy.sampling import draw, probabilities
@@ -35,11 +39,16 @@ def params() -> Params:
     return load_params(ROOT / "recipes" / "demo.yaml")
 
 
-@pytest.fixture(scope="module")
-def voice(params: Params) -> Qwen3TtsVoice:
+def new_voice(params: Params, language: str) -> Qwen3TtsVoice:
     torch.set_num_threads(2)
     speaker = torch.randn(256, generator=torch.Generator().manual_seed(5)) * 0.15
-    return load_policy(BASE, speaker.tolist(), params.rollout, params.runtime)
+    rollout = params.rollout.model_copy(update={"language": language})
+    return load_policy(BASE, speaker.tolist(), rollout, params.runtime)
+
+
+@pytest.fixture(scope="module")
+def voice(params: Params) -> Qwen3TtsVoice:
+    return new_voice(params, "auto")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +108,41 @@ def test_engine_equals_plain_loop_over_official_modules(voice: Qwen3TtsVoice, sa
         assert take.truncated is not plain.ended
 
 
+def test_engine_equals_plain_loop_with_a_live_adapter(params: Params) -> None:
+    """In training the weights are base plus adapter: the engine's snapshot must hold both."""
+    voice = new_voice(params, "auto")
+    bare = voice.rollout(TEXTS[:2], [4, 5], PLAIN)
+    torch.manual_seed(1)
+    adapted = get_peft_model(voice.model, LoraConfig(r=4, lora_alpha=12, target_modules=LORA_TARGETS)).eval()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    for text, seed, before in zip(TEXTS[:2], [4, 5], bare, strict=True):
+        take = voice.rollout([text], [seed], PLAIN)[0]
+        plain = plain_rollout(voice.model, voice.model.speaker, voice.prompt(text, seed), PLAIN,
+                              voice.settings.predictor)
+        assert np.array_equal(take.completion_ids[: take.frames * 16].reshape(-1, 16), plain.codes)
+        assert not np.array_equal(take.completion_ids, before.completion_ids)
+    with adapted.disable_adapter():
+        assert np.array_equal(voice.rollout(TEXTS[:1], [4], PLAIN)[0].completion_ids, bare[0].completion_ids)
+
+
+def test_engine_equals_plain_loop_where_talker_and_predictor_are_equally_wide(
+    voice: Qwen3TtsVoice, params: Params
+) -> None:
+    """As at 0.6B, where the projection between them is an identity without weights."""
+    config = copy.deepcopy(voice.config)
+    config.talker_config.code_predictor_config.hidden_size = config.talker_config.hidden_size
+    torch.manual_seed(0)
+    model = CodecPolicy(config).eval()
+    assert isinstance(model.talker.code_predictor.small_to_mtp_projection, torch.nn.Identity)
+    text, codec = prefill_rows(config, voice.text_ids(TEXTS[0]), voice.prefix)
+    prompt = Prompt(text, codec, budget=6, seed=3)
+    frames = RolloutEngine(model, model.speaker, params.rollout.predictor).rollout([prompt], PLAIN)[0]
+    plain = plain_rollout(model, model.speaker, prompt, PLAIN, params.rollout.predictor)
+    assert len(plain.codes) == 6 and np.array_equal(frames.codes, plain.codes)
+
+
 def test_a_take_depends_on_its_seed_alone(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
     alone = voice.rollout(TEXTS[2:3], [2], PLAIN)[0]
     assert np.array_equal(alone.completion_ids, takes[2].completion_ids)
@@ -106,37 +150,37 @@ def test_a_take_depends_on_its_seed_alone(voice: Qwen3TtsVoice, takes: list[Take
     assert not np.array_equal(other.completion_ids, takes[2].completion_ids)
 
 
-def test_replay_equals_rollout_over_a_padded_batch(voice: Qwen3TtsVoice, takes: list[Take], params: Params) -> None:
+@pytest.mark.parametrize("language", ["auto", "english"])
+def test_replay_equals_rollout_over_a_padded_batch(params: Params, language: str) -> None:
     """Log-probabilities by replay equal those that the sampler drew from, end of speech included."""
+    voice = new_voice(params, language)
+    takes = voice.rollout(TEXTS, range(len(TEXTS)), PLAIN)
     assert len({take.frames for take in takes}) > 1 and not all(take.truncated for take in takes)
     ids, mask, width = flat_batch(voice, takes, TEXTS)
     with torch.no_grad():
         replayed = replay(voice, ids, mask, PLAIN.temperature)
-    for row, (take, text) in enumerate(zip(takes, TEXTS, strict=True)):
-        sampled = sampler_log_probs(voice, take, text)
+    for row, (take, sampled) in enumerate(zip(takes, engine_log_probs(voice, TEXTS, takes), strict=True)):
         columns = [width + 16 * frame - 1 for frame in range(len(sampled))]
         assert len(sampled) == take.frames + (not take.truncated)
         torch.testing.assert_close(replayed[row, columns], sampled, atol=1e-5, rtol=0)
 
 
-def sampler_log_probs(voice: Qwen3TtsVoice, take: Take, text: str) -> Tensor:
-    """What the sampler's distribution gave each policy token, by the official modules one take at a time."""
-    from swaralign.policy.engine import suppressed_ids
-    from swaralign.policy.prompt import embed_frames, embed_text_pad
-
-    talker, eos = voice.model.talker, voice.config.talker_config.codec_eos_token_id
-    words, codec = prefill_rows(voice.config, voice.text_ids(text), voice.prefix)
-    frames = torch.from_numpy(take.completion_ids[: take.frames * 16].reshape(-1, 16))
-    with torch.no_grad():
-        prefill = embed_prefill(talker, torch.tensor(words), torch.tensor(codec), voice.model.speaker)
-        spoken = embed_frames(talker, frames, embed_text_pad(talker, voice.config))
-        hidden = talker.model(inputs_embeds=torch.cat([prefill, spoken])[None]).last_hidden_state[0, len(words) - 1 :]
-        logits = talker.codec_head(hidden)
-    logits[:, suppressed_ids(logits.shape[1], eos)] = -torch.inf
-    logits[:2, eos] = -torch.inf
-    chosen = torch.from_numpy(take.completion_ids[take.policy_mask])
-    log_probs = torch.log_softmax(logits / PLAIN.temperature, dim=-1)
-    return log_probs[: len(chosen)].gather(-1, chosen[:, None])[:, 0]
+@torch.inference_mode()
+def engine_log_probs(voice: Qwen3TtsVoice, texts: list[str], takes: list[Take]) -> list[Tensor]:
+    """What the engine's own distribution gave each policy token that it drew, sampled again in one batch."""
+    engine = RolloutEngine(voice.model, voice.model.speaker, voice.settings.predictor)
+    batch = _Batch(engine, [voice.prompt(text, take.seed) for text, take in zip(texts, takes, strict=True)], PLAIN)
+    chosen = [take.completion_ids[take.policy_mask] for take in takes]
+    found: list[list[Tensor]] = [[] for _ in takes]
+    step = 0
+    while len(batch.rows) and step < max(len(ids) for ids in chosen):
+        logits = batch.hidden @ engine.head + (engine.early_bias if step < 2 else engine.late_bias)
+        log_probs = torch.log_softmax(logits / PLAIN.temperature, dim=-1)
+        for row, values in zip(batch.rows.tolist(), log_probs, strict=True):
+            found[row].append(values[int(chosen[row][step])])
+        batch.advance(step)
+        step += 1
+    return [torch.stack(values) for values in found]
 
 
 def test_only_policy_tokens_have_a_state(voice: Qwen3TtsVoice, takes: list[Take]) -> None:

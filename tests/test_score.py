@@ -111,3 +111,10 @@ def test_unequal_lists_are_refused() -> None:
 
 def test_flags() -> None:
     assert set(FLAGS) - set(FAILURES) == {"repeats"}
+
+
+def test_a_prompt_with_nothing_to_compare_is_named_before_any_take() -> None:
+    scorer = Scorer(reward_params(), Hears())
+    scorer.check([{"id": "p-1", "text": "Hello."}])
+    with pytest.raises(ValueError, match=r"prompt p-2: the text 'Hmm\.' is empty after the english rule"):
+        scorer.check([{"id": "p-1", "text": "Hello."}, {"id": "p-2", "text": "Hmm."}])

@@ -8,6 +8,8 @@ from pathlib import Path
 from swaralign.params import RolloutParams, RuntimeParams
 from swaralign.policy.qwen3_tts import Qwen3TtsVoice, load_voice
 
+FAMILIES = {"qwen3_tts": load_voice}
+
 
 def load_policy(
     checkpoint: Path,
@@ -17,4 +19,4 @@ def load_policy(
     adapter: Path | None = None,
 ) -> Qwen3TtsVoice:
     """Loads the voice of `rollout.family`; see `qwen3_tts.load_voice` for what it takes and raises."""
-    return load_voice(checkpoint, speaker, rollout, runtime.device, adapter)
+    return FAMILIES[rollout.family](checkpoint, speaker, rollout, runtime.device, adapter)

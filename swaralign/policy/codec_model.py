@@ -37,7 +37,7 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
         super().__init__(config)
         hidden = config.talker_config.hidden_size
         self.register_buffer("speaker", torch.zeros(hidden), persistent=False)
-        self.language = "auto"
+        self.set_language("auto")
 
     def set_speaker(self, vector: Sequence[float]) -> None:
         """Fixes the speaker embedding of every prompt. Raises ValueError for a vector of the wrong length."""
@@ -45,6 +45,10 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
         if len(vector) != width:
             raise ValueError(f"the speaker embedding has {len(vector)} numbers, the talker takes {width}")
         self.speaker = torch.tensor(vector, dtype=torch.float32, device=self.device)
+
+    def set_language(self, language: str) -> None:
+        """Fixes the language tag of every prompt, the same that rollout uses. Raises ValueError for an unknown one."""
+        self.prefix = language_prefix(self.config, language)
 
     def get_input_embeddings(self) -> Any:
         return self.talker.model.codec_embedding
@@ -92,7 +96,7 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
         count = len(completion) // self.books
         frames = completion[: count * self.books].view(count, self.books)
         ended = len(completion) > count * self.books
-        text, codec = prefill_rows(self.config, prompt.tolist(), language_prefix(self.config, self.language))
+        text, codec = prefill_rows(self.config, prompt.tolist(), self.prefix)
         return _Row(text, codec, frames, ended, start + len(prompt))
 
     def _run(self, rows: list[_Row]) -> Tensor:

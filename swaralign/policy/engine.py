@@ -72,10 +72,10 @@ class RolloutEngine:
         self.embeddings = [book.weight.detach() for book in books]
         self.answer_inputs = [project(table) for table in self.embeddings[:-1]]
         self.answer_heads = [self.answerer.fold_final_norm(head.weight) for head in predictor.lm_head]
-        width = self.trunk.final_norm
-        matrix, offset = getattr(project, "weight", torch.eye(len(width), device=width.device)), project
-        self.state_matrix = self.trunk.fold_final_norm(matrix)
-        self.state_bias = getattr(offset, "bias", None)
+        # Where talker and predictor are equally wide, the projection is an identity without weights.
+        identity = torch.eye(len(self.trunk.final_norm), device=self.head.device)
+        self.state_matrix = self.trunk.fold_final_norm(getattr(project, "weight", identity))
+        self.state_bias = getattr(project, "bias", torch.zeros(1, device=self.head.device))
 
     @torch.inference_mode()
     def rollout(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Frames]:
@@ -92,9 +92,7 @@ class RolloutEngine:
         `uniform` (B, 15). Returns (B, 16) codes, codebook 0 included."""
         decoder, settings = self.answerer, self.predictor
         cache = decoder.new_cache(len(first), self.books)
-        state = hidden @ self.state_matrix
-        if self.state_bias is not None:
-            state = state + self.state_bias
+        state = hidden @ self.state_matrix + self.state_bias
         opening = torch.stack([state, self.answer_inputs[0][first]], dim=1)
         state = decoder.prefill(cache, opening, torch.arange(2, device=first.device)[None], None)[:, 1]
         codes = [first]

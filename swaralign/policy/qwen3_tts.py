@@ -124,6 +124,7 @@ def load_voice(
     model = CodecPolicy.from_pretrained(str(checkpoint), dtype=torch.float32).to(device).eval()
     model.speech_tokenizer.model.to(device).float()
     model.set_speaker(speaker)
+    model.set_language(rollout.language)
     voice_model: Any = model
     if adapter is not None:
         from peft import PeftModel

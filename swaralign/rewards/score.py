@@ -5,7 +5,7 @@ Training, fixed validation and evaluation all ask the same `Scorer`, so that the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +60,14 @@ class Scorer:
     def __init__(self, params: RewardParams, recogniser: Recogniser) -> None:
         self._params = params
         self._recogniser = recogniser
+
+    def check(self, prompts: Iterable[Mapping[str, str]]) -> None:
+        """Raises ValueError for the first prompt {"id", "text"} whose text has nothing to compare with, by its id."""
+        for prompt in prompts:
+            try:
+                reference_text(prompt["text"], self._params.text_rule)
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt['id']}: {error}") from None
 
     def score(
         self,

@@ -102,13 +102,16 @@ class Reward:
 
 
 class StartsAtReference(TrainerCallback):
-    """Stops a run whose policy is not its own reference before the first update: its KL must be 0."""
+    """Stops a run whose first update, made before any change to the policy, saw a KL to the reference other than 0.
+
+    Without KL in the loss (`beta` 0) there is no reference, and nothing to check.
+    """
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if state.global_step == 1 and logs and (logs.get("kl") or 0.0) > 1e-5:
             raise RuntimeError(
                 f"KL to the start policy is {logs['kl']:.3g} before the first update, and must be 0: the reference is "
-                "not the start policy (dropout in scoring? a live adapter in the checkpoint?)"
+                "not the start policy (does the checkpoint carry a live adapter?)"
             )
 
 
@@ -139,9 +142,13 @@ def train_grpo(
     """Trains a fresh LoRA over the voice's checkpoint, resuming from the newest whole checkpoint in `folder`.
 
     `train`, `held_out`: prompts as {"id", "text"}. The voice's model holds the trained adapter afterwards.
+    Raises ValueError, before anything is sampled, for a text that cannot be scored or too few prompts.
     """
+    scorer.check([*train, *held_out])
     plan = plan_prompts(train, grpo)
-    validation = FixedValidation(voice, held_out, grpo.validation, grpo.sampling, scorer, folder / "validation")
+    validation = FixedValidation(
+        voice, held_out, grpo.validation, grpo.sampling, scorer, folder / "validation", voice.settings.batch_size
+    )
     trainer = GRPOTrainer(
         model=voice.model,
         reward_funcs=Reward(voice, scorer),
@@ -163,6 +170,7 @@ def train_grpo(
 def write_training(out: Path, result: GrpoResult, inputs: dict[str, Any]) -> None:
     """Writes the adapter, the curves, the validation takes and a manifest into the folder `out`, atomically."""
     curve = curve_rows(result.trainer.state.log_history, GRPO_COLUMNS)
+    flat = [row["frac_reward_zero_std"] for row in curve if row["frac_reward_zero_std"] is not None]
     takes = result.validation.table()
     steps = sorted(set(takes.column("step").to_pylist()))
     rows = [{"step": step, **summarise(takes.filter(pc.field("step") == step))} for step in steps]
@@ -176,7 +184,7 @@ def write_training(out: Path, result: GrpoResult, inputs: dict[str, Any]) -> Non
             "fingerprint": artifacts.fingerprint(inputs),
             "updates": len(curve),
             "unused_prompts_per_epoch": result.unused,
-            "flat_groups": sum(row["frac_reward_zero_std"] or 0.0 for row in curve) / len(curve),
+            "flat_groups": sum(flat) / len(flat),
             "files": artifacts.sha256_tree(folder),
         }
         artifacts.write_json(folder / "manifest.json", manifest)

@@ -29,11 +29,11 @@ class FixedValidation(TrainerCallback):
 
     def __init__(
         self, policy: VoicePolicy, prompts: Sequence[dict[str, str]], params: ValidationParams,
-        sampling: SamplingParams, scorer: Scorer, folder: Path,
+        sampling: SamplingParams, scorer: Scorer, folder: Path, batch_size: int,
     ) -> None:
         self.policy, self.scorer, self.sampling = policy, scorer, sampling
         self.prompts, self.params = list(prompts)[: params.prompts], params
-        self.folder = folder
+        self.folder, self.batch_size = folder, batch_size
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
@@ -48,7 +48,8 @@ class FixedValidation(TrainerCallback):
         if path.is_file():
             return
         table = evaluate_takes(
-            self.policy, self.prompts, draws=1, seed=self.params.seed, sampling=self.sampling, scorer=self.scorer
+            self.policy, self.prompts, draws=1, seed=self.params.seed, sampling=self.sampling, scorer=self.scorer,
+            batch_size=self.batch_size,
         )
         artifacts.write_parquet(path, table)
         row = summarise(table)
