@@ -51,10 +51,11 @@ def held_out(params: Params) -> list[dict[str, str]]:
 
 def measure(checkpoint: Path, params: Params) -> dict[str, Any]:
     """The summary of the voice's takes; see `summarise`."""
-    wave, sample_rate_hz = read_reference(resolve_file("reference", params.assets), params.speaker)
-    speaker = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
     runtime, wanted = params.runtime, params.evaluate
     asr = Transcriber(resolve("asr", params.assets), params.reward.asr, runtime.threads, runtime.device)
+    torch.set_num_threads(runtime.threads)  # loading CTranslate2 after torch has worked leaves torch with one
+    wave, sample_rate_hz = read_reference(resolve_file("reference", params.assets), params.speaker)
+    speaker = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
     policy = load_policy(checkpoint, speaker, params.rollout, runtime)
     scorer = Scorer(params.reward, asr)
     draws, seed, sampling = wanted.samples_per_prompt, wanted.seed, wanted.sampling
