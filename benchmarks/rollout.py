@@ -22,9 +22,8 @@ import torch
 
 from benchmarks.plain_rollout import plain_rollout
 from swaralign.params import SamplingParams, load_params
-from swaralign.policy import load_policy
 from swaralign.policy.engine import RolloutEngine
-from swaralign.policy.qwen3_tts import Qwen3TtsVoice
+from swaralign.policy.qwen3_tts import Qwen3TtsVoice, load_voice
 
 TEXT = "The weather in London is sunny today."
 SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
@@ -38,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     params = load_params()
     torch.set_num_threads(params.runtime.threads)
-    voice = load_policy(args.checkpoint, [0.0] * _hidden(args.checkpoint), params.rollout, params.runtime)
+    voice = load_voice(args.checkpoint, [0.0] * _hidden(args.checkpoint), params.rollout, params.runtime.device)
     print(f"{params.runtime.device}, {params.runtime.threads} threads, {params.rollout.predictor}")
     print("| batch | official generate, ms a step | plain loop, ms a step and take | engine, ms a step | ratio |")
     print("|---|---|---|---|---|")

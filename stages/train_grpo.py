@@ -14,12 +14,10 @@ from pathlib import Path
 import torch
 
 from stages import run
-from swaralign.assets import resolve
 from swaralign.evaluation import read_prompts
 from swaralign.params import load_params
 from swaralign.policy import load_policy
-from swaralign.rewards.asr import Transcriber
-from swaralign.rewards.score import Scorer
+from swaralign.rewards.scorer import load_scorer
 from swaralign.training.common import run_folder, stage_inputs
 from swaralign.training.grpo import train_grpo, write_training
 
@@ -33,9 +31,7 @@ def main() -> None:
     runtime = params.runtime
     torch.set_num_threads(runtime.threads)
     train, held_out = read_prompts(TRAIN), read_prompts(HELD_OUT, params.grpo.validation.prompts)
-    scorer = Scorer(
-        params.reward, Transcriber(resolve("asr", params.assets), params.reward.asr, runtime.threads, runtime.device)
-    )
+    scorer = load_scorer(params, CHECKPOINT)
     voice = load_policy(CHECKPOINT, json.loads(SPEAKER.read_text()), params.rollout, runtime)
     inputs = stage_inputs(STAGE, params)
     result = train_grpo(voice, train, held_out, scorer, params.grpo, runtime, run_folder(STAGE, inputs))

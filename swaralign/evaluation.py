@@ -6,6 +6,7 @@ Fixed validation during training and the evaluation of finished voices are the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from datasets import Audio, Features, List, Value
 from tqdm import tqdm
 
 from swaralign.artifacts import atomic_folder, content_sha256, sha256_path, write_json, write_parquet
-from swaralign.audio import encode_flac
+from swaralign.audio import encode_flac, read_audio
 from swaralign.params import Params, SamplingParams
 from swaralign.policy.base import Take, VoicePolicy
-from swaralign.rewards.score import FAILURES, FLAGS, Scorer, TakeScore
-from swaralign.rewards.text import Errors, corpus_rate, mean_rate
+from swaralign.rewards.scorer import FAILURES, FLAGS, Recogniser, TakeScore, TakeScorer
+from swaralign.rewards.text import Errors, TextRule, corpus_rate, mean_rate, word_errors
 from swaralign.seeds import take_seed
 
 SCORES, SUMMARY = "scores.parquet", "summary.json"
 SETTINGS = ("rollout", "reward", "evaluate")  # sections of the params that a score depends on
 _REAL, _COUNT, _STRING = Value("float64"), Value("int64"), Value("string")
+SECOND = {"second_transcript": _STRING, "second_wer": _REAL, "second_wer_edits": _COUNT, "second_wer_length": _COUNT}
 
 
 def read_prompts(path: Path, count: int | None = None) -> list[dict[str, str]]:
@@ -45,7 +47,7 @@ def evaluate_takes(
     draws: int,
     seed: int,
     sampling: SamplingParams,
-    scorer: Scorer,
+    scorer: TakeScorer,
     batch_size: int,
 ) -> pa.Table:
     """`draws` takes of each prompt {"id", "text"}, one row a take, prompt by prompt; the schema is `features`'.
@@ -54,26 +56,66 @@ def evaluate_takes(
     text cannot be scored.
     """
     scorer.check(prompts)
-    plan = [(prompt, draw, take_seed(seed, prompt["id"], draw)) for prompt in prompts for draw in range(draws)]
+    plan = [Draw(prompt["id"], prompt["text"], draw, take_seed(seed, prompt["id"], draw))
+            for prompt in prompts for draw in range(draws)]
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(plan), desc="evaluate", unit="take", leave=False) as bar:
         for start in range(0, len(plan), batch_size):
             batch = plan[start : start + batch_size]
-            texts = [prompt["text"] for prompt, _, _ in batch]
-            takes = policy.rollout(texts, [draw_seed for _, _, draw_seed in batch], sampling)
-            waves = policy.decode(takes)
-            scores = scorer.score(waves, texts, [take.truncated for take in takes], policy.sample_rate_hz)
-            for (prompt, draw, _), take, wave, score in zip(batch, takes, waves, scores, strict=True):
-                rows.append(_row(prompt, draw, take, wave, policy.sample_rate_hz, score))
-            bar.set_postfix(reward=f"{np.mean([row['reward'] for row in rows]):.3f}", refresh=False)
+            rows += [row for row, _ in score_draws(policy, batch, sampling, scorer)]
+            bar.set_postfix(composite=f"{np.mean([row['composite'] for row in rows]):.3f}", refresh=False)
             bar.update(len(batch))
     return pa.Table.from_pylist(rows, schema=features(policy.sample_rate_hz).arrow_schema)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One take to be sampled: the prompt, which of its draws it is, and that draw's own seed."""
+
+    id: str
+    text: str
+    draw: int
+    seed: int
+
+
+def score_draws(
+    policy: VoicePolicy, draws: Sequence[Draw], sampling: SamplingParams, scorer: TakeScorer
+) -> list[tuple[dict[str, Any], Take]]:
+    """Samples, decodes and scores one batch of draws: each one's row in the columns of `features`, and its take."""
+    texts = [draw.text for draw in draws]
+    takes = policy.rollout(texts, [draw.seed for draw in draws], sampling)
+    waves = policy.decode(takes)
+    scores = scorer.score(waves, texts, [take.truncated for take in takes], policy.sample_rate_hz)
+    return [(_row(draw, take, wave, policy.sample_rate_hz, score), take)
+            for draw, take, wave, score in zip(draws, takes, waves, scores, strict=True)]
+
+
+def hear_again(table: pa.Table, recogniser: Recogniser, rule: TextRule) -> pa.Table:
+    """A table of takes with what another recogniser makes of them: the columns `SECOND`.
+
+    It hears the audio as it is kept. A failed take is not heard: no transcript, every word deleted.
+    """
+    rows = table.select(["text", "flags", "audio"]).to_pylist()
+    heard = [row["audio"] is not None and not set(row["flags"]) & set(FAILURES) for row in rows]
+    clips = [read_audio(row["audio"]["bytes"]) for row, wanted in zip(rows, heard, strict=True) if wanted]
+    rates = {rate for _, rate in clips}
+    texts = iter(recogniser.transcribe([wave for wave, _ in clips], rates.pop()) if clips else [])
+    transcripts = [next(texts) if wanted else None for wanted in heard]
+    pairs = zip(rows, transcripts, strict=True)
+    errors = [word_errors(row["text"], transcript or "", rule) for row, transcript in pairs]
+    columns = dict(zip(table.column_names, table.columns, strict=True)) | dict(zip(SECOND, (
+        pa.array(transcripts, pa.string()), pa.array([each.rate for each in errors], pa.float64()),
+        pa.array([each.edits for each in errors], pa.int64()), pa.array([each.length for each in errors], pa.int64()),
+    ), strict=True))
+    known = Features.from_arrow_schema(table.schema)
+    return pa.table(columns).cast(Features({**known, **SECOND}).arrow_schema)
 
 
 def features(sample_rate_hz: int) -> Features:
     """The columns of a take's row; `load_dataset` reads them back from the parquet file and plays `audio`.
 
-    `transcript` is null for a failed take, `audio` for one that FLAC cannot hold (empty or not finite).
+    `transcript`, `mos` and `speaker_similarity` are null for a failed take and where they were not measured, `audio`
+    for one that FLAC cannot hold (empty or not finite).
     """
     return Features({
         "id": _STRING,
@@ -81,7 +123,7 @@ def features(sample_rate_hz: int) -> Features:
         "draw": _COUNT,
         "seed": _COUNT,
         "transcript": _STRING,
-        "reward": _REAL,
+        "composite": _REAL,
         "wer": _REAL,
         "wer_capped": _REAL,
         "wer_edits": _COUNT,
@@ -90,6 +132,8 @@ def features(sample_rate_hz: int) -> Features:
         "cer_capped": _REAL,
         "cer_edits": _COUNT,
         "cer_length": _COUNT,
+        "mos": _REAL,
+        "speaker_similarity": _REAL,
         "duration_s": _REAL,
         "frames": _COUNT,
         "flags": List(_STRING),
@@ -108,11 +152,13 @@ def summarise(table: pa.Table) -> dict[str, Any]:
     return {
         "takes": len(table),
         "prompts": len(set(columns["id"])),
-        "reward": float(np.mean(columns["reward"])),
+        "composite": float(np.mean(columns["composite"])),
         "wer_corpus": corpus_rate(words),
         "wer_mean": mean_rate(words),
         "cer_corpus": corpus_rate(characters),
         "cer_mean": mean_rate(characters),
+        "mos": _mean(columns["mos"]),
+        "speaker_similarity": _mean(columns["speaker_similarity"]),
         "failed": sum(bool(set(flags) & set(FAILURES)) for flags in columns["flags"]),
         "flags": {flag: sum(flag in flags for flags in columns["flags"]) for flag in FLAGS},
         "duration_s": float(np.mean(columns["duration_s"])),
@@ -135,20 +181,21 @@ def write_evaluation(out: Path, table: pa.Table, params: Params, inputs: Mapping
         write_json(folder / SUMMARY, summary)
 
 
-def _row(
-    prompt: Mapping[str, str], draw: int, take: Take, wave: np.ndarray, sample_rate_hz: int, score: TakeScore
-) -> dict[str, Any]:
+def _row(draw: Draw, take: Take, wave: np.ndarray, sample_rate_hz: int, score: TakeScore) -> dict[str, Any]:
     return {
         **vars(score),
-        "id": prompt["id"],
-        "text": prompt["text"],
-        "draw": draw,
-        "seed": take.seed,
+        **vars(draw),
         "duration_s": len(wave) / sample_rate_hz,
         "frames": take.frames,
         "flags": list(score.flags),
-        "audio": _audio(wave, sample_rate_hz, f"{prompt['id']}-{draw}.flac"),
+        "audio": _audio(wave, sample_rate_hz, f"{draw.id}-{draw.draw}.flac"),
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that were measured; None if none was."""
+    measured = [value for value in values if value is not None]
+    return float(np.mean(measured)) if measured else None
 
 
 def _audio(wave: np.ndarray, sample_rate_hz: int, name: str) -> dict[str, Any] | None:

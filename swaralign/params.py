@@ -63,6 +63,9 @@ class AssetsParams(Section):
     reference: Asset
     prompts: Asset
     asr: Asset
+    second_asr: Asset | None
+    mos: Asset | None
+    speaker_encoder: Asset | None
 
 
 class RuntimeParams(Section):
@@ -136,11 +139,40 @@ class GuardParams(Section):
     min_rms_dbfs: Annotated[float, Field(le=0)]
 
 
+class WeightsParams(Section):
+    error_rate: Annotated[float, Field(ge=0)]
+    mos: Annotated[float, Field(ge=0)]
+    speaker_similarity: Annotated[float, Field(ge=0)]
+
+
+class MosParams(Section):
+    engine: Literal["distillmos", "utmos", "none"]
+
+
+class SimilarityParams(Section):
+    engine: Literal["resemblyzer", "ecapa", "policy", "none"]
+
+
 class RewardParams(Section):
+    kind: Literal["local"]
+    weights: WeightsParams
     metric: Literal["cer", "wer"]
     text_rule: Literal["english", "indic"]
     asr: AsrParams
+    mos: MosParams
+    similarity: SimilarityParams
     guard: GuardParams
+
+    @model_validator(mode="after")
+    def _weights_have_engines(self) -> Self:
+        weights = self.weights
+        if not any(weights.model_dump().values()):
+            raise ValueError("weights are all 0: nothing is left to reward; error_rate 1.0 would do")
+        for key, engine, weight in (("mos", self.mos.engine, weights.mos),
+                                    ("speaker_similarity", self.similarity.engine, weights.speaker_similarity)):
+            if weight and engine == "none":
+                raise ValueError(f"weights.{key} is {weight}, but its engine is none; choose an engine, or weigh it 0")
+        return self
 
 
 class LoraParams(Section):
@@ -163,6 +195,85 @@ class ValidationParams(Section):
     every: Count
     prompts: Count
     seed: Seed
+    sampling: SamplingParams
+
+
+class CandidatesParams(Section):
+    seed: Seed
+    prompts: Count | None
+    temperatures: Annotated[list[Positive], Field(min_length=1)]
+    per_temperature: Count
+    top_k: Annotated[int, Field(ge=0)]
+    top_p: Fraction
+    save_every: Count
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise ValueError(f"temperatures {self.temperatures} names one twice; raise per_temperature instead")
+        if len(self.temperatures) * self.per_temperature < 2:
+            raise ValueError("one take a prompt makes no preference; raise per_temperature or add a temperature")
+        return self
+
+
+class PairsParams(Section):
+    strategy: Literal["max_margin", "top_k_vs_bottom_k"]
+    k: Count
+    min_margin: Annotated[float, Field(ge=0)]
+
+
+class LabelsParams(Section):
+    top: Annotated[float, Field(gt=0, lt=1)]
+    bottom: Annotated[float, Field(gt=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> Self:
+        if self.top + self.bottom > 1:
+            raise ValueError(f"top {self.top} and bottom {self.bottom} overlap: together they may be at most 1")
+        return self
+
+
+class PreferencesParams(Section):
+    pairs: PairsParams
+    labels: LabelsParams
+
+
+class DpoParams(Section):
+    seed: Seed
+    beta: Positive
+    pairs_per_update: Count
+    micro_batch: Count
+    lora: LoraParams
+    schedule: ScheduleParams
+    validation: ValidationParams
+
+    @model_validator(mode="after")
+    def _batch_arithmetic(self) -> Self:
+        _divides(self.micro_batch, self.pairs_per_update, "pairs_per_update")
+        return self
+
+
+class KtoParams(Section):
+    seed: Seed
+    beta: Positive
+    desirable_weight: Positive | None
+    undesirable_weight: Positive | None
+    takes_per_update: Count
+    micro_batch: Annotated[int, Field(ge=2)]  # a take is compared with its neighbour in the batch
+    lora: LoraParams
+    schedule: ScheduleParams
+    validation: ValidationParams
+
+    @model_validator(mode="after")
+    def _batch_arithmetic(self) -> Self:
+        _divides(self.micro_batch, self.takes_per_update, "takes_per_update")
+        return self
+
+
+def _divides(micro_batch: int, batch: int, key: str) -> None:
+    if batch % micro_batch:
+        fits = [n for n in range(1, batch + 1) if batch % n == 0]
+        raise ValueError(f"micro_batch {micro_batch} does not divide {key} {batch}; it could be one of {fits}")
 
 
 class GrpoParams(Section):
@@ -211,12 +322,29 @@ class EvaluateParams(Section):
     samples_per_prompt: Count
     prompts: Count
     sampling: SamplingParams
+    second_asr: AsrParams | None
 
 
 class CompareParams(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     resamples: Annotated[int, Field(ge=100)]
     seed: Seed
+    catastrophic_wer: Positive
+
+
+class ReportParams(Section):
+    prompts_with_audio: Count
+
+
+class TrackingParams(Section):
+    tracker: Literal["none", "tensorboard", "trackio", "wandb"]
+    project: str
+
+
+class FlowParams(Section):
+    retries: Annotated[int, Field(ge=0)]
+    retry_delay_s: Annotated[float, Field(ge=0)]
+    grace_s: Annotated[float, Field(ge=0)]
 
 
 class Params(Section):
@@ -227,21 +355,43 @@ class Params(Section):
     speaker: SpeakerParams
     rollout: RolloutParams
     reward: RewardParams
+    candidates: CandidatesParams
+    preferences: PreferencesParams
+    dpo: DpoParams
+    kto: KtoParams
     grpo: GrpoParams
     evaluate: EvaluateParams
     compare: CompareParams
+    report: ReportParams
+    tracking: TrackingParams
+    flow: FlowParams
 
     @model_validator(mode="after")
     def _prompts_suffice(self) -> Self:
-        for key, wanted in (("grpo.validation.prompts", self.grpo.validation.prompts),
-                            ("evaluate.prompts", self.evaluate.prompts)):
+        held_out = {f"{name}.validation.prompts": getattr(self, name).validation.prompts
+                    for name in ("dpo", "kto", "grpo")}
+        for key, wanted in {**held_out, "evaluate.prompts": self.evaluate.prompts}.items():
             if wanted > self.split.held_out:
                 raise ValueError(f"{key} is {wanted}, but split.held_out keeps only {self.split.held_out} prompts")
+        asked = self.candidates.prompts or 0
+        if asked > self.split.expected_train:
+            raise ValueError(f"candidates.prompts is {asked}, but split.expected_train is {self.split.expected_train}")
+        return self
+
+    @model_validator(mode="after")
+    def _takes_fit(self) -> Self:
         longest_s = self.rollout.max_frames / FRAMES_PER_SECOND
-        if longest_s > self.reward.asr.window_s:
-            raise ValueError(f"rollout.max_frames {self.rollout.max_frames} is {longest_s:.2f} s of speech, longer "
-                             f"than reward.asr.window_s {self.reward.asr.window_s}: such takes could not be scored; "
-                             f"{int(self.reward.asr.window_s * FRAMES_PER_SECOND)} frames would do")
+        for key, asr in (("reward.asr", self.reward.asr), ("evaluate.second_asr", self.evaluate.second_asr)):
+            if asr and longest_s > asr.window_s:
+                raise ValueError(f"rollout.max_frames {self.rollout.max_frames} is {longest_s:.2f} s of speech, longer "
+                                 f"than {key}.window_s {asr.window_s}: such takes could not be scored; "
+                                 f"{int(asr.window_s * FRAMES_PER_SECOND)} frames would do")
+        for engine, found, asset in (("utmos", self.reward.mos.engine, "mos"),
+                                     ("ecapa", self.reward.similarity.engine, "speaker_encoder")):
+            if engine == found and getattr(self.assets, asset) is None:
+                raise ValueError(f"the reward's engine {engine} needs the asset assets.{asset}, which is null")
+        if (self.evaluate.second_asr is None) != (self.assets.second_asr is None):
+            raise ValueError("evaluate.second_asr and assets.second_asr belong together: give both, or null for both")
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "
                              f"but split.expected_train is {self.split.expected_train}")

@@ -67,15 +67,28 @@ def extract(wave: np.ndarray, checkpoint: Path) -> list[float]:
 
     Raises ValueError if the voice has no extractor, or if the embedding is not finite or does not fit the talker.
     """
-    model = Qwen3TTSForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    if model.speaker_encoder is None:
-        raise ValueError(f"{checkpoint} is of type {model.tts_model_type!r}, without a speaker encoder; use a base")
-    embedding = model.extract_speaker_embedding(wave, EXTRACTOR_HZ).float()
-    hidden_size = model.config.talker_config.hidden_size
-    if embedding.shape != (hidden_size,):
-        raise ValueError(
-            f"{checkpoint}: the speaker embedding has shape {tuple(embedding.shape)}, the talker needs ({hidden_size},)"
-        )
-    if not torch.isfinite(embedding).all():
+    extractor = Extractor(checkpoint, "cpu")
+    embedding = extractor(wave, EXTRACTOR_HZ)
+    if embedding.shape != (extractor.hidden_size,):
+        raise ValueError(f"{checkpoint}: the speaker embedding has shape {embedding.shape}, "
+                         f"the talker needs ({extractor.hidden_size},)")
+    if not np.isfinite(embedding).all():
         raise ValueError(f"{checkpoint}: the speaker embedding is not finite; its speaker encoder is damaged")
     return [float(value) for value in embedding]
+
+
+class Extractor:
+    """The speaker encoder of a voice, in float32."""
+
+    def __init__(self, checkpoint: Path, device: str) -> None:
+        """Load it. Raises ValueError if the voice has none."""
+        model = Qwen3TTSForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        if model.speaker_encoder is None:
+            raise ValueError(f"{checkpoint} is of type {model.tts_model_type!r}, without a speaker encoder; use a base")
+        self._model = model.to(device)
+        self.hidden_size = int(model.config.talker_config.hidden_size)
+
+    def __call__(self, wave: np.ndarray, sample_rate_hz: int) -> np.ndarray:
+        """The raw (d,) float32 x-vector of a (samples,) wave."""
+        embedding = self._model.extract_speaker_embedding(resample(wave, sample_rate_hz, EXTRACTOR_HZ), EXTRACTOR_HZ)
+        return np.asarray(embedding.detach().float().cpu())

@@ -16,8 +16,8 @@ from datasets import Audio, load_dataset
 from swaralign.artifacts import sha256_file
 from swaralign.audio import read_audio
 from swaralign.evaluation import evaluate_takes, read_prompts, summarise, write_evaluation
-from swaralign.params import SamplingParams
-from swaralign.rewards.score import FLAGS, Scorer
+from swaralign.params import SamplingParams, WeightsParams
+from swaralign.rewards.scorer import FLAGS, Scorer
 from swaralign.seeds import take_seed
 from tests.speech import RATE_HZ, Playback, clips, demo_params, transcriber
 
@@ -41,7 +41,8 @@ def prompts() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return Scorer(demo_params().reward, transcriber())
+    weights = WeightsParams(error_rate=1.0, mos=0.0, speaker_similarity=0.0)
+    return Scorer(demo_params().reward.model_copy(update={"weights": weights}), transcriber())
 
 
 def evaluate(scorer: Scorer, playback: Playback, **changes: Any) -> pa.Table:
@@ -73,7 +74,7 @@ def test_spoken_takes_are_scored(table: pa.Table) -> None:
     wave = clips(1)[0][1]
     assert row["wer"] == row["wer_edits"] / row["wer_length"] < 0.5
     assert row["cer"] == row["cer_edits"] / row["cer_length"]
-    assert row["reward"] == pytest.approx(1 - row["cer_capped"])
+    assert row["composite"] == pytest.approx(1 - row["cer_capped"])
     assert row["transcript"]
     assert row["flags"] == []
     assert row["duration_s"] == len(wave) / RATE_HZ
@@ -88,7 +89,7 @@ def test_failed_takes_are_kept_and_flagged(table: pa.Table) -> None:
     rows = table.to_pylist()[4::2]
     assert [row["flags"] for row in rows] == [["truncated"], ["silent"], ["nonfinite"], ["empty"]]
     for row in rows:
-        assert (row["reward"], row["wer"], row["cer"], row["transcript"]) == (0.0, 1.0, 1.0, None)
+        assert (row["composite"], row["wer"], row["cer"], row["transcript"]) == (0.0, 1.0, 1.0, None)
         assert row["wer_edits"] == row["wer_length"]
     assert [row["audio"] is None for row in rows] == [False, False, True, True]
 
@@ -111,7 +112,7 @@ def test_summary_counts(table: pa.Table) -> None:
     assert summary["wer_corpus"] == edits / words
     assert summary["wer_mean"] == pytest.approx(np.mean([row["wer"] for row in rows]))
     assert summary["wer_corpus"] != pytest.approx(summary["wer_mean"])
-    assert summary["reward"] == pytest.approx(np.mean([row["reward"] for row in rows]))
+    assert summary["composite"] == pytest.approx(np.mean([row["composite"] for row in rows]))
     assert summary["duration_s"] == pytest.approx(np.mean([row["duration_s"] for row in rows]))
 
 

@@ -18,8 +18,8 @@ from swaralign import artifacts
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import GrpoParams, Params, load_params
 from swaralign.policy import load_policy
-from swaralign.policy.qwen3_tts import Qwen3TtsVoice
-from swaralign.rewards.score import TakeScore
+from swaralign.policy.base import TrainableVoice
+from swaralign.rewards.scorer import TakeScore
 from swaralign.training import common
 from swaralign.training.curves import GRPO_COLUMNS, curve_rows
 from swaralign.training.grpo import GrpoResult, StartsAtReference, plan_prompts, train_grpo, write_training
@@ -47,7 +47,7 @@ class LengthScorer:
 
     def _one(self, seconds: float) -> TakeScore:
         missing = 1 - min(1.0, seconds / self.full_s)
-        return TakeScore(1 - missing, missing, missing, missing, missing, 0, 1, 0, 1, "", ())
+        return TakeScore(1 - missing, missing, missing, missing, missing, 0, 1, 0, 1, None, None, "", ())
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def settings(params: Params, **changes: Any) -> GrpoParams:
     return GrpoParams.model_validate(data | changes)
 
 
-def new_voice(params: Params, max_frames: int) -> Qwen3TtsVoice:
+def new_voice(params: Params, max_frames: int) -> TrainableVoice:
     torch.set_num_threads(2)
     speaker = torch.randn(256, generator=torch.Generator().manual_seed(5)) * 0.15
     rollout = params.rollout.model_copy(update={"max_frames": max_frames})

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swaralign.params import RolloutParams, RuntimeParams
-from swaralign.policy.qwen3_tts import Qwen3TtsVoice, load_voice
+from swaralign.policy.base import TrainableVoice
+from swaralign.policy.qwen3_tts import load_voice
 
 FAMILIES = {"qwen3_tts": load_voice}
 
@@ -17,6 +18,6 @@ def load_policy(
     rollout: RolloutParams,
     runtime: RuntimeParams,
     adapter: Path | None = None,
-) -> Qwen3TtsVoice:
+) -> TrainableVoice:
     """Loads the voice of `rollout.family`; see `qwen3_tts.load_voice` for what it takes and raises."""
     return FAMILIES[rollout.family](checkpoint, speaker, rollout, runtime.device, adapter)

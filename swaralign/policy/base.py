@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from swaralign.params import SamplingParams
+from swaralign.params import RolloutParams, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,20 @@ class VoicePolicy(Protocol):
 
     def decode(self, takes: Sequence[Take]) -> list[np.ndarray]:
         """(samples,) float32 waveform of each take at `sample_rate_hz`; an empty take decodes to an empty array."""
+        ...
+
+
+class TrainableVoice(VoicePolicy, Protocol):
+    """A voice as the trainers take it: the model that TRL trains, over the same ids that `encode` and takes hold."""
+
+    model: Any  # a causal language model; the trainer's PEFT model around it once training has begun
+    settings: RolloutParams
+    lora_targets: str  # regular expression over module names
+
+    def policy_mask(self, completion_ids: np.ndarray) -> np.ndarray:
+        """(n,) bool: which of a completion's (n,) ids the policy chose; the others came from the environment."""
+        ...
+
+    def trl_tokenizer(self) -> Any:
+        """A tokenizer whose ids are the policy's, with its end of sequence, a padding that is no code, left padding."""
         ...

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from swaralign.params import RolloutParams, SamplingParams
 from swaralign.policy.base import Take
-from swaralign.policy.codec_model import CodecPolicy
+from swaralign.policy.codec_model import LORA_TARGETS, CodecPolicy
 from swaralign.policy.engine import Frames, Prompt, RolloutEngine
+from swaralign.policy.flat_tokenizer import flat_tokenizer
 from swaralign.policy.prompt import ROLE_TOKENS, TAIL_TOKENS, chat_text, language_prefix, prefill_rows
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ class Qwen3TtsVoice:
     `model` may be a CodecPolicy or a PEFT model around one, in training: each `rollout` takes a fresh snapshot of
     its weights, dropout never applies, and the model's own train or eval mode is left alone.
     """
+
+    lora_targets = LORA_TARGETS
 
     def __init__(self, model: Any, tokenizer: Any, rollout: RolloutParams) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, rollout
@@ -79,12 +83,17 @@ class Qwen3TtsVoice:
 
     def _take(self, frames: Frames, seed: int) -> Take:
         ids = frames.codes.reshape(-1)
-        mask = np.zeros(len(ids), dtype=bool)
-        mask[:: self.books] = True
         if frames.ended:
             ids = np.append(ids, self.config.talker_config.codec_eos_token_id)
-            mask = np.append(mask, True)
-        return Take(ids, mask, len(frames.codes), not frames.ended, seed)
+        return Take(ids, self.policy_mask(ids), len(frames.codes), not frames.ended, seed)
+
+    def policy_mask(self, completion_ids: np.ndarray) -> np.ndarray:
+        """True on codebook 0 of every frame and on the end of speech, which stands where a frame would begin."""
+        return np.arange(len(completion_ids)) % self.books == 0
+
+    def trl_tokenizer(self) -> PreTrainedTokenizerFast:
+        """See `flat_tokenizer`."""
+        return flat_tokenizer(self.config)
 
     @torch.inference_mode()
     def decode(self, takes: Sequence[Take]) -> list[np.ndarray]:

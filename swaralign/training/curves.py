@@ -24,6 +24,8 @@ GRPO_COLUMNS = {
     "frac_reward_zero_std": "frac_reward_zero_std",
     "wer": "wer",
     "cer": "cer",
+    "mos": "mos",
+    "speaker_similarity": "speaker_similarity",
     "failed": "failed",
     "kl": "kl",
     "entropy": "entropy",

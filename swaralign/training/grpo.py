@@ -19,11 +19,8 @@ from trl import GRPOConfig, GRPOTrainer
 from swaralign import artifacts
 from swaralign.evaluation import summarise
 from swaralign.params import GrpoParams, RuntimeParams
-from swaralign.policy.base import Take
-from swaralign.policy.codec_model import LORA_TARGETS
-from swaralign.policy.flat_tokenizer import flat_tokenizer
-from swaralign.policy.qwen3_tts import Qwen3TtsVoice
-from swaralign.rewards.score import Scorer
+from swaralign.policy.base import Take, TrainableVoice
+from swaralign.rewards.scorer import TakeScorer
 from swaralign.seeds import take_seed
 from swaralign.training import common
 from swaralign.training.curves import GRPO_COLUMNS, Progress, curve_rows, write_csv
@@ -31,7 +28,8 @@ from swaralign.training.validation import FixedValidation
 
 log = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # TRL's notice that it may change; pinned
-VALIDATION_COLUMNS = ("step", "reward", "wer_corpus", "wer_mean", "cer_corpus", "cer_mean", "failed", "duration_s")
+VALIDATION_COLUMNS = ("step", "composite", "wer_corpus", "wer_mean", "cer_corpus", "cer_mean", "mos",
+                      "speaker_similarity", "failed", "duration_s")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo"}
 
 
@@ -65,7 +63,7 @@ def plan_prompts(prompts: Sequence[dict[str, str]], grpo: GrpoParams) -> list[di
 class Rollout:
     """TRL's rollout function: samples the policy in training and hands each take to the reward."""
 
-    def __init__(self, voice: Qwen3TtsVoice, grpo: GrpoParams) -> None:
+    def __init__(self, voice: TrainableVoice, grpo: GrpoParams) -> None:
         self.voice, self.grpo = voice, grpo
 
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
@@ -89,16 +87,17 @@ class Reward:
 
     __name__ = "reward"
 
-    def __init__(self, voice: Qwen3TtsVoice, scorer: Scorer) -> None:
+    def __init__(self, voice: TrainableVoice, scorer: TakeScorer) -> None:
         self.voice, self.scorer = voice, scorer
 
     def __call__(self, prompts: Sequence[str], take: Sequence[Take], log_metric: Any, **_: Any) -> list[float | None]:
         waves = self.voice.decode(take)
         scores = self.scorer.score(waves, prompts, [t.truncated for t in take], self.voice.sample_rate_hz)
-        log_metric("wer", sum(s.wer for s in scores) / len(scores))
-        log_metric("cer", sum(s.cer for s in scores) / len(scores))
-        log_metric("failed", sum(s.failed for s in scores) / len(scores))
-        return [s.reward for s in scores]
+        for name in ("wer", "cer", "mos", "speaker_similarity", "failed"):
+            measured = [value for score in scores if (value := getattr(score, name)) is not None]
+            if measured:
+                log_metric(name, sum(measured) / len(measured))
+        return [s.composite for s in scores]
 
 
 class StartsAtReference(TrainerCallback):
@@ -136,8 +135,8 @@ def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path) -> GRPOC
 
 
 def train_grpo(
-    voice: Qwen3TtsVoice, train: Sequence[dict[str, str]], held_out: Sequence[dict[str, str]],
-    scorer: Scorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path,
+    voice: TrainableVoice, train: Sequence[dict[str, str]], held_out: Sequence[dict[str, str]],
+    scorer: TakeScorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path,
 ) -> GrpoResult:
     """Trains a fresh LoRA over the voice's checkpoint, resuming from the newest whole checkpoint in `folder`.
 
@@ -147,15 +146,15 @@ def train_grpo(
     scorer.check([*train, *held_out])
     plan = plan_prompts(train, grpo)
     validation = FixedValidation(
-        voice, held_out, grpo.validation, grpo.sampling, scorer, folder / "validation", voice.settings.batch_size
+        voice, held_out, grpo.validation, scorer, folder / "validation", voice.settings.batch_size
     )
     trainer = GRPOTrainer(
         model=voice.model,
         reward_funcs=Reward(voice, scorer),
         args=grpo_config(grpo, runtime, folder),
         train_dataset=Dataset.from_list([{"prompt": row["text"], "id": row["id"]} for row in plan]),
-        processing_class=flat_tokenizer(voice.config),
-        peft_config=common.lora_config(grpo.lora, LORA_TARGETS),
+        processing_class=voice.trl_tokenizer(),
+        peft_config=common.lora_config(grpo.lora, voice.lora_targets),
         rollout_func=Rollout(voice, grpo),
         callbacks=[StartsAtReference(), validation, common.MarkComplete(), Progress()],
     )

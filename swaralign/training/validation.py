@@ -14,9 +14,9 @@ from transformers import TrainerCallback
 
 from swaralign import artifacts
 from swaralign.evaluation import evaluate_takes, features, summarise
-from swaralign.params import SamplingParams, ValidationParams
+from swaralign.params import ValidationParams
 from swaralign.policy.base import VoicePolicy
-from swaralign.rewards.score import Scorer
+from swaralign.rewards.scorer import TakeScorer
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ class FixedValidation(TrainerCallback):
 
     def __init__(
         self, policy: VoicePolicy, prompts: Sequence[dict[str, str]], params: ValidationParams,
-        sampling: SamplingParams, scorer: Scorer, folder: Path, batch_size: int,
+        scorer: TakeScorer, folder: Path, batch_size: int,
     ) -> None:
-        self.policy, self.scorer, self.sampling = policy, scorer, sampling
+        self.policy, self.scorer = policy, scorer
         self.prompts, self.params = list(prompts)[: params.prompts], params
         self.folder, self.batch_size = folder, batch_size
 
@@ -48,13 +48,13 @@ class FixedValidation(TrainerCallback):
         if path.is_file():
             return
         table = evaluate_takes(
-            self.policy, self.prompts, draws=1, seed=self.params.seed, sampling=self.sampling, scorer=self.scorer,
-            batch_size=self.batch_size,
+            self.policy, self.prompts, draws=1, seed=self.params.seed, sampling=self.params.sampling,
+            scorer=self.scorer, batch_size=self.batch_size,
         )
         artifacts.write_parquet(path, table)
         row = summarise(table)
-        log.info("validation at update %d: reward %.4f, WER %.3f, CER %.3f", step, row["reward"], row["wer_corpus"],
-                 row["cer_corpus"])
+        log.info("validation at update %d: composite %.4f, WER %.3f, CER %.3f", step, row["composite"],
+                 row["wer_corpus"], row["cer_corpus"])
 
     def table(self) -> pa.Table:
         """Every validation take of the run, with the update it was sampled at in `step`."""

@@ -24,7 +24,7 @@ from swaralign.mlx_lora import read_adapter
 from swaralign.params import Params, load_params
 from swaralign.policy import load_policy
 from swaralign.rewards.asr import Transcriber
-from swaralign.rewards.score import Scorer
+from swaralign.rewards.scorer import Scorer
 from swaralign.speaker import EXTRACTOR_HZ, extract, read_reference
 from swaralign.split import collect, prompt_id, read_rows
 from tools.micro_voice.lora import save_merged

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swaralign.params import RewardParams
-from swaralign.rewards.score import FAILURES, FLAGS, Scorer, TakeScore
+from swaralign.params import RewardParams, WeightsParams
+from swaralign.rewards.scorer import FAILURES, FLAGS, Scorer, TakeScore
 from tests.speech import demo_params
 
 RATE_HZ = 1000
@@ -32,8 +32,12 @@ def tone(samples: int = 500) -> np.ndarray:
     return np.sin(np.arange(samples)).astype(np.float32)
 
 
+ASR_ALONE = WeightsParams(error_rate=1.0, mos=0.0, speaker_similarity=0.0)
+
+
 def reward_params(**changes: Any) -> RewardParams:
-    return demo_params().reward.model_copy(update=changes)
+    """The demo's, but for the weights: the composite is 1 - min(1, error rate)."""
+    return demo_params().reward.model_copy(update={"weights": ASR_ALONE, **changes})
 
 
 def score_one(text: str, heard: str, **changes: Any) -> TakeScore:
@@ -42,36 +46,37 @@ def score_one(text: str, heard: str, **changes: Any) -> TakeScore:
 
 def test_score_of_a_take() -> None:
     assert score_one("the red cat sat", "The bad cat sat.", metric="cer") == TakeScore(
-        reward=1 - 2 / 15, cer=2 / 15, cer_capped=2 / 15, wer=0.25, wer_capped=0.25,
-        cer_edits=2, cer_length=15, wer_edits=1, wer_length=4, transcript="The bad cat sat.", flags=(),
+        composite=1 - 2 / 15, cer=2 / 15, cer_capped=2 / 15, wer=0.25, wer_capped=0.25,
+        cer_edits=2, cer_length=15, wer_edits=1, wer_length=4, mos=None,
+        speaker_similarity=None, transcript="The bad cat sat.", flags=(),
     )
 
 
 def test_reward_follows_the_metric() -> None:
-    assert score_one("the red cat sat", "the bad cat sat", metric="wer").reward == 0.75
-    assert score_one("the red cat sat", "the bad cat sat", metric="cer").reward == 1 - 2 / 15
+    assert score_one("the red cat sat", "the bad cat sat", metric="wer").composite == 0.75
+    assert score_one("the red cat sat", "the bad cat sat", metric="cer").composite == 1 - 2 / 15
 
 
 def test_text_rule_is_applied_to_both_sides() -> None:
-    assert score_one("It is two o'clock.", "it's 2:00", text_rule="english").reward == 1.0
-    assert score_one("It is two o'clock.", "it's 2:00", text_rule="indic").reward < 1.0
+    assert score_one("It is two o'clock.", "it's 2:00", text_rule="english").composite == 1.0
+    assert score_one("It is two o'clock.", "it's 2:00", text_rule="indic").composite < 1.0
 
 
 def test_raw_rates_pass_1_and_capped_ones_do_not() -> None:
     score = score_one("cat", "big dogs bark at them")
     assert (score.wer, score.wer_capped) == (5.0, 1.0)
     assert score.cer > score.cer_capped == 1.0
-    assert score.reward == 0.0
+    assert score.composite == 0.0
 
 
 def test_take_that_says_nothing_is_scored() -> None:
     score = score_one("the cat", "")
-    assert (score.reward, score.wer, score.transcript, score.flags, score.failed) == (0.0, 1.0, "", (), False)
+    assert (score.composite, score.wer, score.transcript, score.flags, score.failed) == (0.0, 1.0, "", (), False)
 
 
 def test_looping_transcript_is_flagged_and_scored() -> None:
     score = score_one("the cat", "the cat the cat the cat the cat")
-    assert (score.flags, score.failed, score.wer_edits, score.reward) == (("repeats",), False, 6, 0.0)
+    assert (score.flags, score.failed, score.wer_edits, score.composite) == (("repeats",), False, 6, 0.0)
 
 
 def test_failed_takes_are_worth_nothing_and_never_heard() -> None:
@@ -83,11 +88,12 @@ def test_failed_takes_are_worth_nothing_and_never_heard() -> None:
     assert [score.flags for score in scores] == [
         (), ("silent",), ("truncated",), ("nonfinite",), ("empty", "truncated"), ("too_long",)
     ]
-    assert [score.reward for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [score.composite for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert all(score.failed and score.transcript is None for score in scores[1:])
     assert scores[2] == TakeScore(
-        reward=0.0, cer=1.0, cer_capped=1.0, wer=1.0, wer_capped=1.0,
-        cer_edits=7, cer_length=7, wer_edits=2, wer_length=2, transcript=None, flags=("truncated",),
+        composite=0.0, cer=1.0, cer_capped=1.0, wer=1.0, wer_capped=1.0,
+        cer_edits=7, cer_length=7, wer_edits=2, wer_length=2, mos=None,
+        speaker_similarity=None, transcript=None, flags=("truncated",),
     )
 
 

@@ -1,0 +1,58 @@
+"""One take scored in one call, with the engines and weights of a params file: for notebooks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swaralign.params import RewardParams, load_params
+from swaralign.rewards.scorer import Engines, Scorer, load_engines
+from swaralign.rewards.similarity import SpeakerSimilarity
+
+
+def score(
+    audio: np.ndarray,
+    target_text: str,
+    sample_rate: int,
+    reference_audio: np.ndarray | None = None,
+    reference_sr: int | None = None,
+    params: str | Path = "params.yaml",
+    checkpoint: str | Path | None = None,
+) -> dict[str, Any]:
+    """Score one take as the pipeline does: {"cer", "wer", ..., "mos", "speaker_similarity", "composite", "flags"}.
+
+    `audio`: (samples,) float32 in [-1, 1] at `sample_rate` Hz. `reference_audio`: a clip of the speaker, at
+    `reference_sr` Hz (`sample_rate` if None); without one the similarity is None and its weight is left out of the
+    composite. `params`: the file whose `reward` section says how. `checkpoint`: the voice, for the engine `policy`.
+
+    Raises ValueError for audio that is not one channel, a text with nothing to compare with, or a faulty setting.
+    """
+    if np.ndim(audio) != 1 or (reference_audio is not None and np.ndim(reference_audio) != 1):
+        raise ValueError("audio must be one channel of samples, shape (samples,); average its channels first")
+    path = Path(params).resolve()
+    reward = load_params(path).reward
+    engines = _engines(path, Path(checkpoint) if checkpoint else None, reference_audio is not None)
+    similarity = None
+    if engines.encoder is not None and reference_audio is not None:
+        reference = np.asarray(reference_audio, np.float32)
+        similarity = SpeakerSimilarity(engines.encoder, reference, reference_sr or sample_rate)
+    else:
+        reward = _without_similarity(reward)
+    scorer = Scorer(reward, engines.recogniser, engines.mos, similarity)
+    return vars(scorer.score([np.asarray(audio, np.float32)], [target_text], [False], sample_rate)[0])
+
+
+@lru_cache(maxsize=2)
+def _engines(path: Path, checkpoint: Path | None, similarity: bool) -> Engines:
+    """The engines of a params file, kept loaded between calls."""
+    return load_engines(load_params(path), True, similarity, checkpoint, path.parent)
+
+
+def _without_similarity(reward: RewardParams) -> RewardParams:
+    weights = reward.weights.model_copy(update={"speaker_similarity": 0.0})
+    if not any(weights.model_dump().values()):
+        raise ValueError("reward.weights has speaker_similarity alone, so reference_audio is needed")
+    return reward.model_copy(update={"weights": weights})
