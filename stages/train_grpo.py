@@ -18,7 +18,7 @@ from swaralign.evaluation import read_prompts
 from swaralign.params import load_params
 from swaralign.policy import load_policy
 from swaralign.rewards.scorer import load_scorer
-from swaralign.training.common import run_folder, stage_inputs
+from swaralign.runs import run_folder, stage_inputs
 from swaralign.training.grpo import train_grpo, write_training
 
 STAGE, OUT = "train_grpo", Path("data/train_grpo")

@@ -1,4 +1,4 @@
-"""What every trainer shares: the LoRA block, the schedule as trainer arguments, run folders and resuming."""
+"""What every trainer shares: the LoRA block, the schedule as trainer arguments, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig
-from ruamel.yaml import YAML
 from transformers import TrainerCallback
 
 from swaralign import artifacts
-from swaralign.params import LoraParams, Params, ScheduleParams
+from swaralign.params import LoraParams, ScheduleParams
 
 log = logging.getLogger(__name__)
 COMPLETE = "complete.json"  # written last into a checkpoint; one without it was cut off
@@ -48,23 +47,6 @@ def schedule_arguments(schedule: ScheduleParams, seed: int, device: str, output:
         "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",
     }
-
-
-def stage_inputs(stage: str, params: Params, graph: Path = Path("dvc.yaml")) -> dict[str, Any]:
-    """Everything that a stage's result depends on, as dvc.yaml lists it: its sections of the params, hashes of deps."""
-    entry = YAML(typ="safe").load(graph.read_text(encoding="utf-8"))["stages"][stage]
-    deps = {dep: artifacts.sha256_path(graph.parent / dep) for dep in entry["deps"]}
-    return {"params": {name: getattr(params, name).model_dump() for name in entry["params"]}, "deps": deps}
-
-
-def run_folder(stage: str, inputs: dict[str, Any], root: Path = Path("runs")) -> Path:
-    """The folder of a running training, named by what goes into it, with those inputs written beside.
-
-    The same inputs find the same folder and resume; a changed parameter, dep or line of code starts afresh.
-    """
-    folder = root / stage / artifacts.fingerprint(inputs)
-    artifacts.write_json(folder / "inputs.json", inputs)
-    return folder
 
 
 class MarkComplete(TrainerCallback):
