@@ -1,8 +1,8 @@
 """Voices compared on the same prompts with the same draws: each difference to the start policy with its interval.
 
-Every metric is a ratio of sums over prompts: reward over takes, or edits over words. The paired bootstrap draws whole
-prompts, not takes, with replacement (Efron & Tibshirani 1993, chapter 13), the same ones for both voices, and takes
-the percentiles of the difference: draws of one prompt are not independent evidence.
+Every metric is a ratio of sums over prompts: composite over takes, or edits over words. The paired bootstrap draws
+whole prompts, not takes, with replacement (Efron & Tibshirani 1993, chapter 13), the same ones for both voices, and
+takes the percentiles of the difference: draws of one prompt are not independent evidence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Metric:
 
 
 METRICS = {
-    "reward": Metric("reward, mean", "higher", "points"),
+    "composite": Metric("composite, mean", "higher", "points"),
     "cer_corpus": Metric("CER, corpus", "lower", "share"),
     "wer_corpus": Metric("WER, corpus", "lower", "share"),
     "cer_mean": Metric("CER, mean of takes", "lower", "share"),
@@ -115,7 +115,7 @@ def prompt_sums(takes: pa.Table) -> dict[str, np.ndarray]:
         return np.stack([np.bincount(prompt, above), np.bincount(prompt, below)], axis=1)
 
     return {
-        "reward": ratio("reward"),
+        "composite": ratio("composite"),
         "cer_corpus": ratio("cer_edits", "cer_length"),
         "wer_corpus": ratio("wer_edits", "wer_length"),
         "cer_mean": ratio("cer"),
@@ -170,15 +170,16 @@ def excludes_zero(interval: Mapping[str, float]) -> bool:
 
 def _headline(voice: str, start: str, result: Mapping[str, Any], level: str) -> str:
     intervals = result[f"{voice}_minus_{start}"]
-    reward = intervals["reward"]
-    certain = [metric.label for name, metric in METRICS.items() if excludes_zero(intervals[name]) and name != "reward"]
-    if not excludes_zero(reward):
-        claim = f"{voice} and {start} cannot be told apart by reward"
+    composite = intervals["composite"]
+    certain = [metric.label for name, metric in METRICS.items()
+               if excludes_zero(intervals[name]) and name != "composite"]
+    if not excludes_zero(composite):
+        claim = f"{voice} and {start} cannot be told apart by composite"
     else:
-        claim = f"{voice} has a {'higher' if reward['low'] > 0 else 'lower'} reward than {start}"
+        claim = f"{voice} has a {'higher' if composite['low'] > 0 else 'lower'} composite than {start}"
     return (
-        f"- **{claim}**: {result[voice]['reward']:.3f} against {result[start]['reward']:.3f}, a difference of "
-        f"{_cell(reward, METRICS['reward'])} ({level} interval). Other differences whose interval excludes 0: "
+        f"- **{claim}**: {result[voice]['composite']:.3f} against {result[start]['composite']:.3f}, a difference of "
+        f"{_cell(composite, METRICS['composite'])} ({level} interval). Other differences whose interval excludes 0: "
         f"{'; '.join(certain) or 'none'}."
     )
 
@@ -188,12 +189,12 @@ def _reading(start: str, level: str) -> list[str]:
         f"An interval is the middle {level} of the difference when the prompts are drawn again, with replacement, for "
         f"both voices alike; where it excludes 0 it stands in **bold**. Differences of rates are in percentage points. "
         "A corpus rate is the edits of all takes over the words or characters of all texts, and a mean is over takes; "
-        "a failed take (silent, cut off, ...) has reward 0 and an error rate of 100 %.",
+        "a failed take (silent, cut off, ...) has composite 0 and an error rate of 100 %.",
     ]
 
 
 def _examples(evaluations: Mapping[str, Evaluation], start: str, voice: str) -> list[str]:
-    """The prompts whose reward rose most, moved as the median does, and fell most; each voice's first draw."""
+    """The prompts whose composite rose most, moved as the median does, and fell most; each voice's first draw."""
     ids, gains = _gains(evaluations[voice].takes, evaluations[start].takes)
     order = np.argsort(gains, kind="stable")
     chosen = {"most gained": order[-1], "median": order[len(order) // 2], "most lost": order[0]}
@@ -203,19 +204,19 @@ def _examples(evaluations: Mapping[str, Evaluation], start: str, voice: str) -> 
         heard = [take["transcript"] or f"({', '.join(take['flags']) or 'nothing'})" for take in pair]
         rows.append([label, ids[index], pair[0]["text"], *heard, f"{gains[index]:+.2f}"])
     return [
-        f"## Three prompts to hear, by reward of {voice} less that of {start}",
+        f"## Three prompts to hear, by composite of {voice} less that of {start}",
         "",
-        *_table(["", "prompt", "text", f"{start} is heard as", f"{voice} is heard as", "reward"], rows),
+        *_table(["", "prompt", "text", f"{start} is heard as", f"{voice} is heard as", "composite"], rows),
         "",
-        "The transcripts are of draw 0, the reward is the mean of all draws. To hear a take: "
+        "The transcripts are of draw 0, the composite is the mean of all draws. To hear a take: "
         f"`swaralign listen {voice} {ids[order[-1]]}`.",
     ]
 
 
 def _gains(voice: pa.Table, start: pa.Table) -> tuple[list[str], np.ndarray]:
-    """Prompt ids, sorted, and how much higher the voice's mean reward is on each."""
+    """Prompt ids, sorted, and how much higher the voice's mean composite is on each."""
     ids = sorted(voice.column("id").unique().to_pylist())
-    means = [(sums := prompt_sums(takes)["reward"])[:, 0] / sums[:, 1] for takes in (voice, start)]
+    means = [(sums := prompt_sums(takes)["composite"])[:, 0] / sums[:, 1] for takes in (voice, start)]
     return ids, means[0] - means[1]
 
 

@@ -27,7 +27,7 @@ from swaralign.comparison import (
 from swaralign.params import CompareParams
 from swaralign.rewards.text import character_errors, word_errors
 
-PARAMS = CompareParams(confidence=0.95, resamples=10_000, seed=7)
+PARAMS = CompareParams(confidence=0.95, resamples=10_000, seed=7, catastrophic_wer=0.5)
 SETTINGS = {"evaluate": {"seed": 1, "prompts": 4}, "reward": {"asr": {"compute_type": "int8", "window_s": 10.0}}}
 WORDS = ["red", "cat", "sat", "blue", "hat", "dog"]
 
@@ -37,7 +37,7 @@ def take(prompt: int, draw: int, text: str, transcript: str | None) -> dict[str,
     characters = character_errors(text, transcript or "", "indic")
     return {
         "id": f"p-{prompt}", "draw": draw, "seed": 100 * prompt + draw, "text": text, "transcript": transcript,
-        "reward": 1 - min(1.0, characters.rate), "wer": words.rate, "cer": characters.rate,
+        "composite": 1 - min(1.0, characters.rate), "wer": words.rate, "cer": characters.rate,
         "wer_edits": words.edits, "wer_length": words.length,
         "cer_edits": characters.edits, "cer_length": characters.length,
         "duration_s": 1.0 + prompt, "flags": ["silent"] if transcript is None else [],
@@ -74,11 +74,11 @@ def test_values_of_a_tiny_case() -> None:
     result = compare(tiny(), "sft", PARAMS)
     assert (result["prompts"], result["draws"], result["confidence"]) == (2, 2, 0.95)
     assert result["sft"] == {
-        "reward": 1.0, "cer_corpus": 0.0, "wer_corpus": 0.0, "cer_mean": 0.0, "wer_mean": 0.0,
+        "composite": 1.0, "cer_corpus": 0.0, "wer_corpus": 0.0, "cer_mean": 0.0, "wer_mean": 0.0,
         "failure_rate": 0.0, "duration_s": 1.5,
     }
     assert result["base"] == pytest.approx({
-        "reward": (6 / 7 + 1 + 0 + 1) / 4, "cer_corpus": (1 + 3) / 20, "wer_corpus": (1 + 2) / 12,
+        "composite": (6 / 7 + 1 + 0 + 1) / 4, "cer_corpus": (1 + 3) / 20, "wer_corpus": (1 + 2) / 12,
         "cer_mean": (1 / 7 + 1) / 4, "wer_mean": (1 / 4 + 1) / 4, "failure_rate": 0.25, "duration_s": 1.5,
     }, abs=1e-6)
 
@@ -109,7 +109,7 @@ def per_prompt(voice: Evaluation, column: str) -> np.ndarray:
     return np.array([sums[prompt] for prompt in sorted(sums)])
 
 
-@pytest.mark.parametrize("metric", ["reward", "wer_mean", "cer_mean"])
+@pytest.mark.parametrize("metric", ["composite", "wer_mean", "cer_mean"])
 def test_interval_of_a_mean_agrees_with_scipy(metric: str) -> None:
     voices = random_voices()
     column = metric.removesuffix("_mean")
@@ -143,7 +143,7 @@ def agrees(found: dict[str, float], difference: float, interval: Any) -> None:
 
 
 def test_interval_narrows_as_confidence_falls_and_pairs_prompts() -> None:
-    sums = {voice: prompt_sums(evaluated.takes)["reward"] for voice, evaluated in random_voices().items()}
+    sums = {voice: prompt_sums(evaluated.takes)["composite"] for voice, evaluated in random_voices().items()}
     weights = resample_prompts(60, 10_000, seed=7)
     wide, narrow = (paired_interval(sums["grpo"], sums["sft"], weights, level) for level in (0.95, 0.8))
     assert wide["low"] < narrow["low"] < narrow["difference"] < narrow["high"] < wide["high"]
@@ -163,20 +163,20 @@ def test_comparison_tells_what_is_certain() -> None:
     voices = random_voices()
     result = compare(voices, "sft", PARAMS)
     text = render(voices, "sft", result)
-    reward = result["grpo_minus_sft"]["reward"]
-    assert reward["low"] > 0
-    assert "**grpo has a higher reward than sft**" in text
-    assert f"**+{reward['difference']:.3f} [+{reward['low']:.3f}, +{reward['high']:.3f}]**" in text
+    composite = result["grpo_minus_sft"]["composite"]
+    assert composite["low"] > 0
+    assert "**grpo has a higher composite than sft**" in text
+    assert f"**+{composite['difference']:.3f} [+{composite['low']:.3f}, +{composite['high']:.3f}]**" in text
     assert "60 held-out prompts, 3 takes each" in text
     assert "`swaralign listen grpo p-" in text
     turned = {"grpo": voices["sft"], "sft": voices["grpo"]}
-    assert "**grpo has a lower reward than sft**" in render(turned, "sft", compare(turned, "sft", PARAMS))
+    assert "**grpo has a lower composite than sft**" in render(turned, "sft", compare(turned, "sft", PARAMS))
 
 
 def test_comparison_tells_what_is_not_certain() -> None:
     voices = {"sft": random_voices()["sft"], "grpo": random_voices()["sft"]}
     text = render(voices, "sft", compare(voices, "sft", PARAMS))
-    assert "**grpo and sft cannot be told apart by reward**" in text
+    assert "**grpo and sft cannot be told apart by composite**" in text
     assert "whose interval excludes 0: none." in text
 
 
