@@ -35,6 +35,7 @@ RERUNS = {
     "grpo": {"train_grpo", "evaluate@grpo", "compare"},
     "evaluate": {*EVALUATIONS, "compare"},
     "compare": {"compare"},
+    "flow": set(),
 }
 
 

@@ -1,0 +1,101 @@
+"""DVC's graph as the flow needs it: which stages there are, what they wait for, and why DVC would run one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+from dvc.lock import LockError
+from dvc.repo import Repo
+from dvc.stage import PipelineStage
+
+BUSY_S = 1.0  # between two looks at a lock that another DVC process holds
+_one_repo = threading.Lock()  # DVC's own locks are between processes, not between threads
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of dvc.yaml."""
+
+    name: str
+    upstream: frozenset[str]  # the stages whose outs it reads
+    outs: tuple[str, ...]  # relative to the repository
+    gpu: bool  # `meta: {gpu: true}`: takes a slot of the concurrency limit `gpu`
+    outside: bool  # `meta: {outside: true}`: talks to the outside, so retried
+
+
+def read_graph(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
+    """The stages that the targets need, all of them without targets; each after those it waits for.
+
+    Args:
+        targets: names of stages, or of groups of stages such as `evaluate`.
+
+    Raises:
+        ValueError: no such stage; the message names those there are.
+    """
+    with _one_repo:
+        graph = Repo(str(root)).index.graph  # edges point upstream
+        pipeline = {stage.name: stage for stage in graph if isinstance(stage, PipelineStage)}
+        wanted = {pipeline[name] for target in targets for name in _named(target, pipeline)} or set(pipeline.values())
+        wanted |= {above for stage in wanted for above in nx.descendants(graph, stage)}
+        order = nx.lexicographical_topological_sort(graph.reverse(), key=lambda stage: stage.addressing)
+        return {stage.name: _describe(stage, graph, root) for stage in order if stage in wanted}
+
+
+def changes(root: Path, name: str) -> list[str]:
+    """What differs from the stage's last run, one entry a thing: `param grpo`, `dep data/split`, `out data/x deleted`.
+
+    Empty when DVC would not run it. Waits while another DVC process writes what this stage reads.
+    """
+    while True:
+        try:
+            with _one_repo:
+                repo = Repo(str(root), _wait_for_lock=True)
+                (stage,) = (found for found in repo.index.stages if getattr(found, "name", None) == name)
+                with repo.lock:
+                    status = stage.status().get(stage.addressing, [])
+                known = any(dep.hash_info for dep in stage.deps)  # from dvc.lock
+                return list(_entries(status)) if known or not status else ["no run in dvc.lock"]
+        except LockError:
+            time.sleep(BUSY_S)
+
+
+def _named(target: str, names: Iterable[str]) -> list[str]:
+    """The stage of that name, or the stages of that group."""
+    found = [name for name in names if target in (name, name.partition("@")[0])]
+    if not found:
+        raise ValueError(f"targets: no stage {target!r}; there is {', '.join(sorted(names))}")
+    return found
+
+
+def _describe(stage: PipelineStage, graph: nx.DiGraph, root: Path) -> Stage:
+    """Raises ValueError for a key of `meta` that means nothing to the flow."""
+    meta = stage.meta or {}
+    if unknown := set(meta) - {"gpu", "outside"}:
+        raise ValueError(f"dvc.yaml: meta of {stage.name} has {sorted(unknown)}; it may hold gpu and outside")
+    upstream = frozenset(above.name for above in graph.successors(stage) if isinstance(above, PipelineStage))
+    outs = tuple(Path(out.fs_path).relative_to(root).as_posix() for out in stage.outs)
+    return Stage(stage.name, upstream, outs, bool(meta.get("gpu")), bool(meta.get("outside")))
+
+
+def _entries(status: list[Any]) -> Iterator[str]:
+    """DVC's status of a stage, flattened; what is merely modified is named without saying so."""
+    for entry in status:
+        if isinstance(entry, str):  # "changed command"
+            yield entry
+            continue
+        for kind, things in entry.items():  # "changed deps" or "changed outs"
+            for name, state in things.items():
+                if isinstance(state, dict):  # a params file: the keys that differ
+                    yield from (_entry("param", key, value) for key, value in state.items())
+                else:
+                    yield _entry(kind.removeprefix("changed ").removesuffix("s"), name, state)
+
+
+def _entry(kind: str, name: str, state: str) -> str:
+    return f"{kind} {name}" if state == "modified" else f"{kind} {name} {state}"
