@@ -9,6 +9,7 @@ import numpy as np
 from swaralign.params import GuardParams
 
 GUARD_REASONS = ("empty", "nonfinite", "silent", "constant", "too_short", "too_long")
+FAILURES = (*GUARD_REASONS, "truncated")  # flags of a failed take: the worst composite, no model is asked
 
 
 def guard(wave: np.ndarray, sample_rate_hz: int, params: GuardParams, window_s: float) -> str | None:

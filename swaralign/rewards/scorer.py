@@ -18,12 +18,12 @@ from swaralign.audio import read_audio
 from swaralign.params import Params, RewardParams
 from swaralign.rewards.asr import Transcriber, repeats
 from swaralign.rewards.composite import WORST, composite
-from swaralign.rewards.guard import GUARD_REASONS, guard
+from swaralign.rewards.guard import FAILURES as FAILURES
+from swaralign.rewards.guard import guard
 from swaralign.rewards.mos import MosPredictor, load_mos
 from swaralign.rewards.similarity import Encoder, SpeakerSimilarity, load_encoder
 from swaralign.rewards.text import character_errors, reference_text, word_errors
 
-FAILURES = (*GUARD_REASONS, "truncated")  # flags of a failed take: the worst composite, no model is asked
 FLAGS = (*FAILURES, "repeats")
 Measured = tuple[str | None, float | None, float | None]  # transcript, MOS, similarity of a take
 UNHEARD: Measured = (None, None, None)
