@@ -21,7 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the stages have it; read 
 import torch
 
 from benchmarks.plain_rollout import plain_rollout
-from swaralign.params import SamplingParams, load_params
+from swaralign.params import Qwen3TtsRolloutParams, SamplingParams, load_params
 from swaralign.policy.engine import RolloutEngine
 from swaralign.policy.qwen3_tts import Qwen3TtsVoice, load_voice
 
@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     params = load_params()
+    if not isinstance(params.rollout, Qwen3TtsRolloutParams):
+        raise ValueError(f"this measures rollout.family qwen3_tts, found {params.rollout.family}")
     torch.set_num_threads(params.runtime.threads)
     voice = load_voice(args.checkpoint, [0.0] * _hidden(args.checkpoint), params.rollout, params.runtime.device)
     print(f"{params.runtime.device}, {params.runtime.threads} threads, {params.rollout.predictor}")

@@ -1,6 +1,8 @@
 """MLX adapter -> PEFT adapter -> merged checkpoint: data/merge/{adapter,checkpoint,manifest.json}.
 
     python -m stages.merge
+
+Without an adapter the base is the voice that training starts from, as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ OUT = Path("data/merge")
 def main() -> None:
     params = load_params()
     torch.set_num_threads(params.runtime.threads)
-    base, adapter = resolve("base", params.assets), resolve("adapter", params.assets)
+    base = resolve("base", params.assets)
+    adapter = resolve("adapter", params.assets) if params.assets.adapter else None
     build_merge(base, adapter, params.assets, params.merge, OUT)
 
 

@@ -1,4 +1,4 @@
-"""Reference clip -> speaker embedding: data/speaker/{embedding.json,manifest.json}.
+"""Reference clip -> what the voice speaks as, an embedding or a profile: data/speaker/{embedding.json,manifest.json}.
 
     python -m stages.speaker
 """
@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from stages import run
-from swaralign.assets import resolve_file
-from swaralign.params import load_params
+from swaralign.assets import resolve, resolve_file
+from swaralign.params import ProfileParams, load_params
+from swaralign.policy.outetts_profile import build_profile
 from swaralign.speaker import build_speaker
 
 CHECKPOINT, OUT = Path("data/merge/checkpoint"), Path("data/speaker")
@@ -20,7 +21,11 @@ CHECKPOINT, OUT = Path("data/merge/checkpoint"), Path("data/speaker")
 def main() -> None:
     params = load_params()
     torch.set_num_threads(params.runtime.threads)
-    build_speaker(resolve_file("reference", params.assets), CHECKPOINT, params.speaker, OUT)
+    reference = resolve_file("reference", params.assets)
+    if isinstance(params.speaker, ProfileParams):
+        build_profile(reference, CHECKPOINT, resolve("asr", params.assets), params.speaker, OUT)
+    else:
+        build_speaker(reference, CHECKPOINT, params.speaker, OUT)
 
 
 if __name__ == "__main__":

@@ -20,15 +20,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 def pin_assets(assets: AssetsParams, root: Path = Path()) -> dict[str, dict[str, Any]]:
-    """Verify every file of every asset; returns {asset name: {"source", "id", "revision", "files"}}.
+    """Verify every file of every asset that is not null; returns {asset name: {"source", "id", "revision", "files"}}.
 
     Holds no path of this machine, so that it is the same wherever the same files are found.
     Raises ValueError as `resolve` does.
     """
     pinned = {}
     for name in AssetsParams.model_fields:
-        resolve(name, assets, root)
         asset = getattr(assets, name)
+        if asset is None:
+            continue
+        resolve(name, assets, root)
         pinned[name] = {
             "source": asset.source,
             "id": asset.id,

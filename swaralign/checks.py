@@ -111,7 +111,7 @@ def device(runtime: RuntimeParams) -> Fact:
 def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact]]:
     """The bytes of all assets that are there, and a fact for each asset; `full` verifies their hashes."""
     total, facts = 0, []
-    for name in AssetsParams.model_fields:
+    for name in (name for name in AssetsParams.model_fields if getattr(params, name)):
         try:
             size = _bytes_of(name, params, root)
             if full:

@@ -42,19 +42,22 @@ class LoraAdapter:
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def build_merge(base: Path, adapter: Path, assets: AssetsParams, params: MergeParams, out: Path) -> None:
+def build_merge(
+    base: Path, adapter: Path | None, assets: AssetsParams, params: MergeParams | None, out: Path
+) -> None:
     """Write adapter/ (PEFT), checkpoint/ (the base's layout, merged) and manifest.json into the folder `out`.
 
+    Without an adapter, checkpoint/ is the base as it is, and there is no adapter/.
     `base`, `adapter`: folders that hold the verified files of the assets of these names.
     Raises ValueError if the adapter does not fit (see `read_adapter`), before a weight of the base is read.
     """
+    if adapter is None or params is None or assets.adapter is None:
+        copy_base(base, assets, out)
+        return
     lora = read_adapter(adapter, base, params)
     with atomic_folder(out) as folder:
         write_peft_adapter(lora, assets.base.id, folder / "adapter")
-        for file in assets.base.files:
-            (folder / "checkpoint" / file).parent.mkdir(parents=True, exist_ok=True)
-            if file != WEIGHTS_FILE:
-                shutil.copyfile(base / file, folder / "checkpoint" / file)
+        _copy(base, [file for file in assets.base.files if file != WEIGHTS_FILE], folder / "checkpoint")
         merge_weights(base / WEIGHTS_FILE, lora, folder / "checkpoint" / WEIGHTS_FILE)
         manifest: dict[str, Any] = {
             name: {"id": asset.id, "revision": asset.revision, "files": dict(asset.files)}
@@ -71,6 +74,22 @@ def build_merge(base: Path, adapter: Path, assets: AssetsParams, params: MergePa
             "checkpoint": sha256_tree(folder / "checkpoint"),
         }
         write_json(folder / "manifest.json", manifest)
+
+
+def copy_base(base: Path, assets: AssetsParams, out: Path) -> None:
+    """Write the base as checkpoint/, and manifest.json, into the folder `out`: a voice that has no adapter."""
+    with atomic_folder(out) as folder:
+        _copy(base, assets.base.files, folder / "checkpoint")
+        described = {"id": assets.base.id, "revision": assets.base.revision, "files": dict(assets.base.files)}
+        manifest = {"base": described, "adapter": None, "checkpoint": sha256_tree(folder / "checkpoint")}
+        write_json(folder / "manifest.json", manifest)
+
+
+def _copy(source: Path, files: Iterable[str], target: Path) -> None:
+    target.mkdir(parents=True)
+    for file in files:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / file, target / file)
 
 
 # Reading and checking the MLX adapter

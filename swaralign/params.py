@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -15,9 +15,9 @@ from ruamel.yaml.error import YAMLError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-FRAMES_PER_SECOND = 12.5  # of the Qwen3-TTS 12 Hz codec
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+ComputeType = Literal["int8", "int8_float32", "float32", "float16", "int8_float16", "bfloat16"]  # of CTranslate2
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy takes it
 
 
@@ -59,7 +59,7 @@ Asset = Annotated[LocalAsset | PackageAsset, Field(discriminator="source")]
 
 class AssetsParams(Section):
     base: Asset
-    adapter: Asset
+    adapter: Asset | None
     reference: Asset
     prompts: Asset
     asr: Asset
@@ -74,6 +74,7 @@ class RuntimeParams(Section):
 
 
 class SplitParams(Section):
+    source: Literal["corpus"] = "corpus"
     config: str
     id_prefix: str
     scenario: Literal["Read", "Extempore"]
@@ -93,6 +94,16 @@ class SplitParams(Section):
         return self
 
 
+class TextSplitParams(Section):
+    source: Literal["text"]
+    config: str
+    id_prefix: str
+    train_files: list[str] = Field(min_length=1)
+    held_out_files: list[str] = Field(min_length=1)
+    expected_train: Count
+    held_out: Count
+
+
 class MergeParams(Section):
     orientation: Literal["mlx_lm", "peft"]
     scale: Positive | None
@@ -100,7 +111,17 @@ class MergeParams(Section):
 
 
 class SpeakerParams(Section):
+    kind: Literal["x_vector"] = "x_vector"
     min_duration_s: Positive
+
+
+class ProfileParams(Section):
+    kind: Literal["profile"]
+    min_duration_s: Positive
+    transcript: str | None
+    language: str
+    compute_type: ComputeType
+    beam_size: Count
 
 
 class PredictorParams(Section):
@@ -110,24 +131,62 @@ class PredictorParams(Section):
 
 
 class RolloutParams(Section):
+    """What every voice family has. `speaker_kind`: what it speaks as; `penalises`: it knows a repetition penalty."""
+
+    speaker_kind: ClassVar[str]
+    penalises: ClassVar[bool]
+    family: str
+    batch_size: Count
+
+    def check_window(self, key: str, window_s: float) -> None:
+        """Raise ValueError if a take could be longer than what the ASR of section `key` hears at once."""
+        raise NotImplementedError
+
+
+class Qwen3TtsRolloutParams(RolloutParams):
+    speaker_kind, penalises = "x_vector", False
+    frames_per_second: ClassVar[float] = 12.5
     family: Literal["qwen3_tts"]
     language: str
     predictor: PredictorParams
     base_frames: Annotated[int, Field(ge=2)]
     frames_per_token: Positive
     max_frames: Annotated[int, Field(ge=2)]
-    batch_size: Count
+
+    def check_window(self, key: str, window_s: float) -> None:
+        longest_s = self.max_frames / self.frames_per_second
+        if longest_s > window_s:
+            raise ValueError(f"rollout.max_frames {self.max_frames} is {longest_s:.2f} s of speech, longer than "
+                             f"{key}.window_s {window_s}: such takes could not be scored; "
+                             f"{int(window_s * self.frames_per_second)} frames would do")
+
+
+class OuteTtsRolloutParams(RolloutParams):
+    speaker_kind, penalises = "profile", True
+    codes_per_second: ClassVar[int] = 150  # of the 24 kHz codec: 75 frames of two codes
+    family: Literal["outetts"]
+    base_tokens: Count
+    tokens_per_text_token: Positive
+    max_tokens: Count
+
+    def check_window(self, key: str, window_s: float) -> None:
+        longest_s = self.max_tokens / self.codes_per_second
+        if longest_s > window_s:
+            raise ValueError(f"rollout.max_tokens {self.max_tokens} can hold {longest_s:.2f} s of speech, longer than "
+                             f"{key}.window_s {window_s}: such takes could not be scored; "
+                             f"{int(window_s * self.codes_per_second)} tokens would do")
 
 
 class SamplingParams(Section):
     temperature: Positive
     top_k: Annotated[int, Field(ge=0)]
     top_p: Fraction
+    repetition_penalty: Annotated[float, Field(ge=1)] = 1.0  # 1 is off; a key of its own only where it is wanted
 
 
 class AsrParams(Section):
     language: str
-    compute_type: Literal["int8", "int8_float32", "float32", "float16", "int8_float16", "bfloat16"]
+    compute_type: ComputeType
     beam_size: Count
     window_s: Annotated[float, Field(ge=8, le=30)]
     max_tokens: Annotated[int, Field(ge=8, le=224)]
@@ -292,6 +351,13 @@ class GrpoParams(Section):
     validation: ValidationParams
 
     @model_validator(mode="after")
+    def _no_penalty(self) -> Self:
+        if self.sampling.repetition_penalty > 1:
+            raise ValueError(f"sampling.repetition_penalty is {self.sampling.repetition_penalty}, GRPO needs 1 (off): "
+                             "it depends on the tokens before, so replayed log-probs would be another policy's")
+        return self
+
+    @model_validator(mode="after")
     def _no_dropout(self) -> Self:
         if self.lora.dropout:
             raise ValueError(f"lora.dropout is {self.lora.dropout}, GRPO needs 0: rollouts are sampled without "
@@ -350,10 +416,10 @@ class FlowParams(Section):
 class Params(Section):
     runtime: RuntimeParams
     assets: AssetsParams
-    split: SplitParams
-    merge: MergeParams
-    speaker: SpeakerParams
-    rollout: RolloutParams
+    split: Annotated[SplitParams | TextSplitParams, Field(discriminator="source")]
+    merge: MergeParams | None
+    speaker: Annotated[SpeakerParams | ProfileParams, Field(discriminator="kind")]
+    rollout: Annotated[Qwen3TtsRolloutParams | OuteTtsRolloutParams, Field(discriminator="family")]
     reward: RewardParams
     candidates: CandidatesParams
     preferences: PreferencesParams
@@ -380,12 +446,9 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _takes_fit(self) -> Self:
-        longest_s = self.rollout.max_frames / FRAMES_PER_SECOND
         for key, asr in (("reward.asr", self.reward.asr), ("evaluate.second_asr", self.evaluate.second_asr)):
-            if asr and longest_s > asr.window_s:
-                raise ValueError(f"rollout.max_frames {self.rollout.max_frames} is {longest_s:.2f} s of speech, longer "
-                                 f"than {key}.window_s {asr.window_s}: such takes could not be scored; "
-                                 f"{int(asr.window_s * FRAMES_PER_SECOND)} frames would do")
+            if asr:
+                self.rollout.check_window(key, asr.window_s)
         for engine, found, asset in (("utmos", self.reward.mos.engine, "mos"),
                                      ("ecapa", self.reward.similarity.engine, "speaker_encoder")):
             if engine == found and getattr(self.assets, asset) is None:
@@ -395,6 +458,23 @@ class Params(Section):
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "
                              f"but split.expected_train is {self.split.expected_train}")
+        return self
+
+    @model_validator(mode="after")
+    def _voice_fits(self) -> Self:
+        rollout = self.rollout
+        if self.speaker.kind != rollout.speaker_kind:
+            raise ValueError(f"speaker.kind is {self.speaker.kind!r}, but a voice of rollout.family {rollout.family!r} "
+                             f"speaks as a {rollout.speaker_kind!r}")
+        if (self.assets.adapter is None) != (self.merge is None):
+            raise ValueError("assets.adapter and merge belong together: give both, or null for both")
+        sampled = {"evaluate.sampling": self.evaluate.sampling} | {
+            f"{name}.validation.sampling": getattr(self, name).validation.sampling for name in ("dpo", "kto", "grpo")
+        }
+        for key, sampling in sampled.items():
+            if sampling.repetition_penalty > 1 and not rollout.penalises:
+                raise ValueError(f"{key}.repetition_penalty is {sampling.repetition_penalty}, but the sampler of "
+                                 f"rollout.family {rollout.family!r} knows none; leave the key out")
         return self
 
 
@@ -427,28 +507,51 @@ def parse_params(data: Any, name: str = "params") -> Params:
 
 
 def _explain(fault: Any) -> str:
-    where = [str(part) for part in fault["loc"] if part not in ("local", "package")]
+    where, models = _walk(fault["loc"])
     key = ".".join(where) or "(whole file)"
     if fault["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {_suggest(where)}"
+        return f"{key}: unknown key; {_suggest(where[-1], models)}"
     if fault["type"] == "missing":
         return f"{key}: missing"
     value = "" if isinstance(fault["input"], dict) else f", found {fault['input']!r}"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')}{value}"
 
 
-def _suggest(where: list[str]) -> str:
+def _suggest(name: str, models: list[Any]) -> str:
     """Names the valid keys beside an unknown one, nearest first."""
-    names = _keys_at(where[:-1])
-    near = difflib.get_close_matches(where[-1], names, n=1)
+    names = list(dict.fromkeys(field for model in models for field in model.model_fields))
+    near = difflib.get_close_matches(name, names, n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"valid keys here: {', '.join(names)}"
 
 
-def _keys_at(where: list[str]) -> list[str]:
-    model: Any = Params
-    for part in where:
-        field = getattr(model, "model_fields", {}).get(part)
-        model = field.annotation if field else None
-    if hasattr(model, "model_fields"):
-        return list(model.model_fields)
-    return sorted(set(LocalAsset.model_fields) | set(PackageAsset.model_fields))
+def _walk(loc: tuple[str | int, ...]) -> tuple[list[str], list[Any]]:
+    """A fault's place as keys of the file, and the models around its last key.
+
+    Pydantic also names the member of a union by its tag (`source: local`), which is no key.
+    """
+    keys: list[str] = []
+    models, around = [Params], [Params]
+    for part in map(str, loc):
+        tagged = [model for model in models if part in _tags(model)]
+        if tagged:
+            models = tagged
+            continue
+        keys.append(part)
+        around = models
+        models = [each for model in models if part in model.model_fields
+                  for each in _models(model.model_fields[part].annotation)]
+    return keys, around
+
+
+def _tags(model: Any) -> set[str]:
+    """What the single-valued fields of a model hold: the tags that tell it from the others of its union."""
+    choices = [get_args(field.annotation) for field in model.model_fields.values()
+               if get_origin(field.annotation) is Literal]
+    return {each[0] for each in choices if len(each) == 1}
+
+
+def _models(annotation: Any) -> list[Any]:
+    """The models that a field may hold: its own, or those of its union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]

@@ -14,8 +14,9 @@ import torch
 from swaralign.artifacts import atomic_folder, sha256_file, write_json
 from swaralign.audio import read_audio, resample
 from swaralign.official import Qwen3TTSForConditionalGeneration
-from swaralign.params import SpeakerParams
+from swaralign.params import ProfileParams, SpeakerParams
 
+EMBEDDING = "embedding.json"
 EXTRACTOR_HZ = 24_000  # the official extractor takes no other rate
 SILENCE_DBFS = -60.0  # dB below full scale; a reference below it holds no voice
 
@@ -37,11 +38,11 @@ def build_speaker(clip: Path, checkpoint: Path, params: SpeakerParams, out: Path
         "dimension": len(embedding),
     }
     with atomic_folder(out) as folder:
-        write_json(folder / "embedding.json", embedding)
-        write_json(folder / "manifest.json", manifest | {"embedding_sha256": sha256_file(folder / "embedding.json")})
+        write_json(folder / EMBEDDING, embedding)
+        write_json(folder / "manifest.json", manifest | {"embedding_sha256": sha256_file(folder / EMBEDDING)})
 
 
-def read_reference(clip: Path, params: SpeakerParams) -> tuple[np.ndarray, int]:
+def read_reference(clip: Path, params: SpeakerParams | ProfileParams) -> tuple[np.ndarray, int]:
     """The clip as a (samples,) float32 wave and its sample rate in Hz.
 
     Raises ValueError if it is missing, not audio, too short, not finite, or silent; names the clip and what to do.

@@ -1,8 +1,9 @@
-"""Prompts: the rows of an IndicVoices-R-shaped corpus -> training and held-out prompts, by the published rules.
+"""Prompts: the rows of an IndicVoices-R-shaped corpus, or lists of sentences -> training and held-out prompts.
 
-In dataset order, the first `window_rows` rows of one scenario are the training window; the next `held_out` passing
-rows of that scenario are held out. A row passes if its duration and its SNR lie within the bounds, both ends
-included, and its text can be spoken. Of the corpus only five columns are read, and no audio.
+Of a corpus, by the published rules: in dataset order, the first `window_rows` rows of one scenario are the training
+window; the next `held_out` passing rows of that scenario are held out. A row passes if its duration and its SNR lie
+within the bounds, both ends included, and its text can be spoken. Only five columns are read, and no
+audio. Of lists, every sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swaralign.artifacts import atomic_folder, content_sha256, sha256_file, write_json, write_parquet
-from swaralign.params import LocalAsset, PackageAsset, SplitParams
+from swaralign.params import LocalAsset, PackageAsset, SplitParams, TextSplitParams
 
 TEXT_COLUMNS = ("text", "normalized", "scenario")
 COLUMNS = (*TEXT_COLUMNS, "duration", "snr")
@@ -55,16 +56,22 @@ class Side:
     rejected: Counter[str] = field(default_factory=Counter)
 
 
-def build_split(corpus: Sequence[Path], dataset: LocalAsset | PackageAsset, params: SplitParams, out: Path) -> None:
+def build_split(
+    corpus: Sequence[Path], dataset: LocalAsset | PackageAsset, params: SplitParams | TextSplitParams, out: Path
+) -> None:
     """Write train.parquet, validation.parquet (rows in verl's format) and manifest.json into the folder `out`.
 
-    `corpus`: parquet files whose rows follow one another. `dataset` gives the id and revision that are recorded.
+    `corpus`: parquet files whose rows follow one another, or text files, as the params say. `dataset` gives the id
+    and revision that are recorded.
 
     Raises:
         ValueError: a column is missing or of the wrong kind, a scenario is unknown, a duration or SNR is not a
             number, the counts are not those of the params, or a text stands on both sides; names row, value, remedy.
     """
-    train, validation = collect(read_rows(corpus), params)
+    if isinstance(params, TextSplitParams):
+        train, validation = collect_texts(corpus, params)
+    else:
+        train, validation = collect(read_rows(corpus), params)
     check_leakage(train.prompts, validation.prompts, params.id_prefix)
     manifest: dict[str, Any] = {
         "dataset": dataset.id,
@@ -88,8 +95,10 @@ def build_split(corpus: Sequence[Path], dataset: LocalAsset | PackageAsset, para
         write_json(folder / "manifest.json", manifest)
 
 
-def describe(params: SplitParams) -> str:
+def describe(params: SplitParams | TextSplitParams) -> str:
     """The selection rule in words, for the manifest."""
+    if isinstance(params, TextSplitParams):
+        return f"every sentence of {', '.join(params.train_files)}; {', '.join(params.held_out_files)} held out"
     return (
         f"first {params.window_rows} {params.scenario} rows filtered to {params.min_duration_s} <= duration <= "
         f"{params.max_duration_s} s and snr >= {params.min_snr_db} dB; next {params.held_out} passing rows held out"
@@ -157,6 +166,42 @@ def collect(rows: Iterable[Mapping[str, Any]], params: SplitParams) -> tuple[Sid
             side.prompts.append(Prompt(index, _text(row), (row["text"] or "").strip()))
     _check_counts(train, validation, seen, params)
     return train, validation
+
+
+def collect_texts(corpus: Sequence[Path], params: TextSplitParams) -> tuple[Side, Side]:
+    """The sentences of the training lists and of the held-out ones; a source index counts through all of them.
+
+    A list has one sentence a line; empty lines and those that begin with # are notes. Raises ValueError if a list is
+    not among the files of the corpus, a sentence stands twice on one side, or a count is not that of the params.
+    """
+    paths = {path.name: path for path in corpus}
+    train, validation, index = Side(), Side(), 0
+    for side, names in ((train, params.train_files), (validation, params.held_out_files)):
+        seen: set[str] = set()
+        for name in names:
+            if name not in paths:
+                raise ValueError(f"split names the list {name}, but assets.prompts has {', '.join(sorted(paths))}")
+            for text in read_sentences(paths[name]):
+                if text in seen:
+                    raise ValueError(f"{name}: {text!r} stands twice among one side's lists; take one of them out")
+                seen.add(text)
+                if _speakable(text):
+                    side.prompts.append(Prompt(index, text, text))
+                else:
+                    side.rejected["text"] += 1
+                index += 1
+    wanted_counts = (("expected_train", params.expected_train, train), ("held_out", params.held_out, validation))
+    for key, wanted, side in wanted_counts:
+        if len(side.prompts) != wanted:
+            raise ValueError(f"split.{key}: expected {wanted}, found {len(side.prompts)} sentences in the lists "
+                             f"(rejected: {_by_reason(side)}); correct the number, or the lists")
+    return train, validation
+
+
+def read_sentences(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file, stripped, without empty ones and notes."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def rejection(row: Mapping[str, Any], index: int, params: SplitParams) -> str | None:

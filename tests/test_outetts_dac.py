@@ -1,4 +1,4 @@
-"""The codec: converted weights give the numbers of `descript-audio-codec` (1.0.0), computed there for the same weights."""
+"""The codec: converted weights give the numbers that `descript-audio-codec` (1.0.0) computed with the same weights."""
 
 from __future__ import annotations
 

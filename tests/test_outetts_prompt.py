@@ -1,4 +1,4 @@
-"""Prompt and token layout of OuteTTS, against what the published `outetts` package (0.4.4) writes for the same inputs."""
+"""Prompt and token layout of OuteTTS, against what the published `outetts` package (0.4.4) writes."""
 
 from __future__ import annotations
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from swaralign.params import RolloutParams, RuntimeParams
 from swaralign.policy.base import TrainableVoice
-from swaralign.policy.qwen3_tts import load_voice
+from swaralign.policy.outetts import load_voice as load_outetts
+from swaralign.policy.qwen3_tts import load_voice as load_qwen3_tts
 
-FAMILIES = {"qwen3_tts": load_voice}
+FAMILIES: dict[str, Callable[..., TrainableVoice]] = {"qwen3_tts": load_qwen3_tts, "outetts": load_outetts}
 
 
 def load_policy(
     checkpoint: Path,
-    speaker: Sequence[float],
+    speaker: Any,
     rollout: RolloutParams,
     runtime: RuntimeParams,
     adapter: Path | None = None,
 ) -> TrainableVoice:
-    """Loads the voice of `rollout.family`; see `qwen3_tts.load_voice` for what it takes and raises."""
+    """Loads the voice of `rollout.family`; `speaker` is what the speaker stage wrote for it, as its JSON reads.
+
+    Raises ValueError as the family's own `load_voice` does.
+    """
     return FAMILIES[rollout.family](checkpoint, speaker, rollout, runtime.device, adapter)

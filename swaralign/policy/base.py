@@ -49,8 +49,10 @@ class TrainableVoice(VoicePolicy, Protocol):
     """A voice as the trainers take it: the model that TRL trains, over the same ids that `encode` and takes hold."""
 
     model: Any  # a causal language model; the trainer's PEFT model around it once training has begun
-    settings: RolloutParams
     lora_targets: str  # regular expression over module names
+
+    @property
+    def settings(self) -> RolloutParams: ...
 
     def policy_mask(self, completion_ids: np.ndarray) -> np.ndarray:
         """(n,) bool: which of a completion's (n,) ids the policy chose; the others came from the environment."""

@@ -117,14 +117,14 @@ def _renamed(name: str, stages: int) -> str:
 
 
 class DacCodec:
-    """A codec in eval mode and float32 on its own device: waveforms to codes, batches of codes to waveforms."""
+    """A codec in eval mode and float32: waveforms to codes, batches of codes to waveforms."""
 
-    def __init__(self, model: DacModel) -> None:
-        self.model = model.float().eval()
+    def __init__(self, model: Any, device: str = "cpu") -> None:
+        self.model = model.to(device).float().eval()
         self.sample_rate_hz, self.hop = int(model.config.sampling_rate), int(model.config.hop_length)
         self.codebook_size = int(model.config.codebook_size)
         self.window = math.ceil(WINDOW_S * self.sample_rate_hz / self.hop) * self.hop
-        self.side_by_side = CPU_FRAMES if model.device.type == "cpu" else GPU_FRAMES
+        self.side_by_side = CPU_FRAMES if device == "cpu" else GPU_FRAMES
         self._valid: Tensor | None = None
         for module in model.decoder.modules():
             if isinstance(module, torch.nn.Conv1d | torch.nn.ConvTranspose1d):

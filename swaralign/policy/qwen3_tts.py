@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from swaralign.params import RolloutParams, SamplingParams
+from swaralign.params import Qwen3TtsRolloutParams, SamplingParams
 from swaralign.policy.base import Take
 from swaralign.policy.codec_model import LORA_TARGETS, CodecPolicy
 from swaralign.policy.engine import Frames, Prompt, RolloutEngine
@@ -32,7 +32,7 @@ class Qwen3TtsVoice:
 
     lora_targets = LORA_TARGETS
 
-    def __init__(self, model: Any, tokenizer: Any, rollout: RolloutParams) -> None:
+    def __init__(self, model: Any, tokenizer: Any, rollout: Qwen3TtsRolloutParams) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, rollout
         self.config = model.config
         self.codec = model.speech_tokenizer.model
@@ -116,7 +116,7 @@ class Qwen3TtsVoice:
 
 
 def load_voice(
-    checkpoint: Path, speaker: Sequence[float], rollout: RolloutParams, device: str, adapter: Path | None = None
+    checkpoint: Path, speaker: Sequence[float], rollout: Qwen3TtsRolloutParams, device: str, adapter: Path | None = None
 ) -> Qwen3TtsVoice:
     """Loads a checkpoint folder in the official layout, in float32, with its codec in float32.
 

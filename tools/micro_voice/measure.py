@@ -21,7 +21,7 @@ from swaralign.assets import resolve, resolve_file
 from swaralign.audio import resample
 from swaralign.evaluation import evaluate_takes, summarise
 from swaralign.mlx_lora import read_adapter
-from swaralign.params import Params, load_params
+from swaralign.params import Params, SpeakerParams, SplitParams, load_params
 from swaralign.policy import load_policy
 from swaralign.rewards.asr import Transcriber
 from swaralign.rewards.scorer import Scorer
@@ -33,7 +33,7 @@ from tools.micro_voice.lora import save_merged
 @contextmanager
 def with_adapter(checkpoint: Path, adapter: Path | None, params: Params) -> Iterator[Path]:
     """A checkpoint folder with the mlx-lm adapter, if any, merged in; gone after the block."""
-    if adapter is None:
+    if adapter is None or params.merge is None:
         yield checkpoint
         return
     with TemporaryDirectory() as folder:
@@ -44,6 +44,8 @@ def with_adapter(checkpoint: Path, adapter: Path | None, params: Params) -> Iter
 
 def held_out(params: Params) -> list[dict[str, str]]:
     """The prompts {"id", "text"} that the evaluation asks for, by the rules and ids of the split."""
+    if not isinstance(params.split, SplitParams):
+        raise ValueError(f"split.source is {params.split.source}; the micro voice is measured on its corpus")
     _, validation = collect(read_rows([resolve_file("prompts", params.assets)]), params.split)
     prompts = [{"id": prompt_id(params.split.id_prefix, p.source_index), "text": p.text} for p in validation.prompts]
     return prompts[: params.evaluate.prompts]
@@ -54,6 +56,8 @@ def measure(checkpoint: Path, params: Params) -> dict[str, Any]:
     runtime, wanted = params.runtime, params.evaluate
     asr = Transcriber(resolve("asr", params.assets), params.reward.asr, runtime.threads, runtime.device)
     torch.set_num_threads(runtime.threads)  # loading CTranslate2 after torch has worked leaves torch with one
+    if not isinstance(params.speaker, SpeakerParams):
+        raise ValueError(f"speaker.kind is {params.speaker.kind}; the micro voice speaks as an x_vector")
     wave, sample_rate_hz = read_reference(resolve_file("reference", params.assets), params.speaker)
     speaker = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
     policy = load_policy(checkpoint, speaker, params.rollout, runtime)

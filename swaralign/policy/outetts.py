@@ -1,0 +1,125 @@
+"""The OuteTTS voice family: a plain causal language model whose vocabulary holds the codec's codes.
+
+Every token of a completion is the policy's own: words, features, codes and the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from swaralign.params import OuteTtsRolloutParams, SamplingParams
+from swaralign.policy.base import Take
+from swaralign.policy.dac import DacCodec, fade, load_dac, to_level
+from swaralign.policy.flat_tokenizer import id_tokenizer
+from swaralign.policy.outetts_prompt import EOS, CodeTokens, Profile, completion_prompt, normalise_text, read_profile
+from swaralign.policy.outetts_rollout import Completion, Prompt, rollout, snapshot
+
+CODEC = "codec"  # the folder of a checkpoint that holds its codec
+LORA_TARGETS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+
+
+class OuteTtsVoice:
+    """A language model with its tokenizer, codec, speaker and rollout settings.
+
+    `model` may be a causal language model or a PEFT model around one, in training: each `rollout` takes a fresh
+    snapshot of its weights (bfloat16 on a GPU), dropout never applies, and the model's own mode is left alone.
+
+    Raises:
+        ValueError: the tokenizer lacks the tokens of the codec's codes or of the speaker's features.
+    """
+
+    lora_targets = LORA_TARGETS
+
+    def __init__(
+        self, model: Any, tokenizer: Any, codec: DacCodec, profile: Profile, settings: OuteTtsRolloutParams
+    ) -> None:
+        self.model, self.tokenizer, self.codec = model, tokenizer, codec
+        self.profile, self.settings = profile, settings
+        self.sample_rate_hz = codec.sample_rate_hz
+        vocabulary = tokenizer.get_vocab()
+        self.codes = CodeTokens(vocabulary, codec.codebook_size)
+        self.padding = f"<|c1_{codec.codebook_size}|>"  # one past the last code: stands for no sound
+        needed = re.findall(r"<\|[^|]+\|>", completion_prompt("", profile))
+        if missing := [token for token in (EOS, self.padding, *needed) if token not in vocabulary]:
+            raise ValueError(f"the tokenizer has no {', '.join(missing[:4])}; the layout or the speaker needs it")
+        self.eos = int(vocabulary[EOS])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the whole prompt of a text. Raises ValueError if there is nothing to speak in it."""
+        if not any(character.isalnum() for character in normalise_text(text)):
+            raise ValueError(f"a prompt needs words to speak, found {text!r}")
+        ids: list[int] = self.tokenizer(completion_prompt(text, self.profile), add_special_tokens=False)["input_ids"]
+        return ids
+
+    def token_budget(self, text: str) -> int:
+        """Tokens that a take of a text may have, before it counts as truncated."""
+        s = self.settings
+        spoken = len(self.tokenizer(normalise_text(text), add_special_tokens=False)["input_ids"])
+        return min(s.max_tokens, s.base_tokens + round(s.tokens_per_text_token * spoken))
+
+    def rollout(self, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams) -> list[Take]:
+        """One take a text. Rows run side by side, `rollout.batch_size` at a time, those of like budgets together."""
+        device = self.model.device
+        frozen = snapshot(self.model, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        pairs = zip(texts, seeds, strict=True)
+        prompts = [Prompt(self.encode(text), self.token_budget(text), seed) for text, seed in pairs]
+        order = sorted(range(len(prompts)), key=lambda i: (prompts[i].budget, len(prompts[i].ids)))
+        takes: dict[int, Take] = {}
+        for start in range(0, len(order), self.settings.batch_size):
+            chosen = order[start : start + self.settings.batch_size]
+            completions = rollout(frozen, [prompts[i] for i in chosen], self.eos, sampling)
+            for index, completion in zip(chosen, completions, strict=True):
+                takes[index] = self._take(completion, prompts[index].seed)
+        return [takes[index] for index in range(len(prompts))]
+
+    def _take(self, completion: Completion, seed: int) -> Take:
+        ids = completion.ids
+        return Take(ids, self.policy_mask(ids), self.codes.parse(ids).shape[1], not completion.ended, seed)
+
+    def policy_mask(self, completion_ids: np.ndarray) -> np.ndarray:
+        """True everywhere: no token comes from an environment."""
+        return np.ones(len(completion_ids), dtype=bool)
+
+    def decode(self, takes: Sequence[Take]) -> list[np.ndarray]:
+        """Waveforms, by the codec in float32, faded at both ends and brought to the published level."""
+        waves = self.codec.decode([self.codes.parse(take.completion_ids) for take in takes])
+        return [to_level(fade(wave, self.sample_rate_hz), self.sample_rate_hz) for wave in waves]
+
+    def trl_tokenizer(self) -> PreTrainedTokenizerFast:
+        """Every id under a name of its own, since sampled ids need not be those that their text tokenises to."""
+        names = [f"<{index}>" for index in range(self.model.config.vocab_size)]
+        padding = self.tokenizer.get_vocab()[self.padding]
+        return id_tokenizer(names, eos=names[self.eos], pad=names[padding])
+
+
+def load_voice(
+    checkpoint: Path, speaker: Any, rollout: OuteTtsRolloutParams, device: str, adapter: Path | None = None
+) -> OuteTtsVoice:
+    """Loads a checkpoint folder (transformers' layout, the codec in `codec/`), in float32.
+
+    `speaker`: a speaker profile, as its JSON reads. `adapter`: a PEFT folder over the checkpoint.
+
+    Raises:
+        ValueError: the profile is faulty, the codec is not there, or either does not fit the tokenizer.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as notices
+
+    notices.disable_progress_bar()
+    profile = read_profile(speaker, "the speaker")
+    codec = DacCodec(load_dac(checkpoint / CODEC), device)
+    tokenizer = AutoTokenizer.from_pretrained(str(checkpoint))
+    model: Any = AutoModelForCausalLM.from_pretrained(str(checkpoint), dtype=torch.float32)
+    model = model.to(device).eval()
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    return OuteTtsVoice(model, tokenizer, codec, profile, rollout)

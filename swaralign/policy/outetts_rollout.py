@@ -1,0 +1,158 @@
+"""Batched sampling from a causal language model: a static key-value cache, one uniform number a token, own draws a row.
+
+Rows stand side by side, left-padded, and leave the batch when they end. What a row draws depends on its own seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from swaralign.params import SamplingParams
+from swaralign.policy.decoder import effective_weight
+from swaralign.policy.sampling import draw, uniforms
+
+PENALTY_WINDOW = 64  # tokens, of prompt and completion, that the repetition penalty looks back
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row to roll out: its token ids, the most tokens it may have, the seed of its draws."""
+
+    ids: Sequence[int]
+    budget: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Sampled ids (n,) int64, the end token included where the row ended, and whether it did."""
+
+    ids: np.ndarray
+    ended: bool
+
+
+def snapshot(model: Any, dtype: torch.dtype) -> Any:
+    """A frozen copy of a causal language model that PEFT may have wrapped, its live adapters added to the weights.
+
+    In eval mode and on the model's device; weights that need no change are shared, so the copy is for now only.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    with init_empty_weights(include_buffers=False):
+        copy = type(base)(base.config)
+    state = {}
+    for name in copy.state_dict():
+        owner, _, leaf = name.rpartition(".")
+        module = base.get_submodule(owner)
+        weight = effective_weight(module) if leaf == "weight" else getattr(module, leaf)
+        state[name] = weight.detach().to(dtype)
+    copy.load_state_dict(state, assign=True)
+    return copy.to(base.device).eval()
+
+
+@torch.inference_mode()
+def rollout(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams) -> list[Completion]:
+    """Samples every prompt side by side from `model`, until each has drawn `eos` or has spent its budget.
+
+    Raises:
+        ValueError: a prompt and its budget are longer than the positions that the model knows.
+    """
+    batch = _Batch(model, prompts, sampling)
+    for step in range(max(prompt.budget for prompt in prompts)):
+        batch.advance(step, eos)
+        if not len(batch.rows):
+            break
+    return batch.results()
+
+
+class _Batch:
+    """The rows that are still speaking; slots, the columns of cache and history, are shared: all prompts end at one."""
+
+    def __init__(self, model: Any, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+        self.model, self.sampling, device = model, sampling, model.device
+        self.width = max(len(prompt.ids) for prompt in prompts)
+        budgets = [prompt.budget for prompt in prompts]
+        self.slots = self.width + max(budgets)
+        known = model.config.max_position_embeddings
+        if self.slots > known:
+            raise ValueError(f"a prompt of {self.width} tokens and a budget of {max(budgets)} need more positions than "
+                             f"the model's {known}; lower rollout.max_tokens, or use a shorter speaker clip")
+        self.uniform = uniforms([p.seed for p in prompts], max(budgets), 1).to(device)
+        self.budget = torch.tensor(budgets, device=device)
+        self.rows = torch.arange(len(prompts), device=device)
+        self.pads = torch.tensor([self.width - len(prompt.ids) for prompt in prompts], device=device)
+        padded = [[p.ids[0]] * (self.width - len(p.ids)) + list(p.ids) for p in prompts]
+        self.history = torch.nn.functional.pad(torch.tensor(padded, device=device), (0, max(budgets)))
+        self.drawn: list[list[int]] = [[] for _ in prompts]
+        self.ended = [False] * len(prompts)
+        self.logits = self._prefill()
+
+    def _prefill(self) -> Tensor:
+        """Runs the prompts with a cache of their own length, which the static one then takes over."""
+        slots = torch.arange(self.width, device=self.pads.device)
+        short: Any = DynamicCache(config=self.model.config)
+        logits = self.model(
+            input_ids=self.history[:, : self.width], attention_mask=(slots >= self.pads[:, None]).long(),
+            position_ids=(slots - self.pads[:, None]).clamp(min=0), past_key_values=short, logits_to_keep=1,
+        ).logits[:, 0]
+        self.cache: Any = StaticCache(config=self.model.config, max_cache_len=self.slots)
+        layers: Any = zip(self.cache.layers, short.layers, strict=True)
+        for layer, filled in layers:
+            layer.update(filled.keys, filled.values)
+        self.bias = logits.new_zeros(len(self.rows), 1, 1, self.slots)
+        hidden = torch.arange(self.slots, device=self.pads.device)
+        hidden = (hidden < self.pads[:, None]) | (hidden >= self.width)
+        self.bias.masked_fill_(hidden[:, None, None], torch.finfo(logits.dtype).min)
+        return logits
+
+    def advance(self, step: int, eos: int) -> None:
+        """Draws one token for every row, then drops the rows that ended or have spent their budget."""
+        s, slot = self.sampling, self.width + step
+        logits = self._penalised(slot) if s.repetition_penalty > 1 else self.logits
+        token = draw(logits, self.uniform[self.rows, step, 0], s.temperature, s.top_k, s.top_p)
+        for row, drawn in zip(self.rows.tolist(), token.tolist(), strict=True):
+            self.drawn[row].append(drawn)
+            self.ended[row] = drawn == eos
+        speaking = (token != eos) & (self.budget[self.rows] > step + 1)
+        self.history[:, slot] = token
+        self._keep(speaking)
+        if len(self.rows):
+            self.logits = self._step(slot)
+
+    def _penalised(self, slot: int) -> Tensor:
+        """Logits of the tokens among the last 64, each counted once: over the penalty if positive, else times it.
+
+        A row that is shorter than the window is padded with its own first token, which the window then holds anyhow.
+        """
+        logits, penalty = self.logits.float(), self.sampling.repetition_penalty
+        window = self.history[:, max(0, slot - PENALTY_WINDOW) : slot]
+        recent = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, window, True)
+        return torch.where(recent, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+    def _keep(self, chosen: Tensor) -> None:
+        if bool(chosen.all()):
+            return
+        index = chosen.nonzero()[:, 0]
+        self.rows, self.pads, self.history, self.bias = (
+            each[index] for each in (self.rows, self.pads, self.history, self.bias)
+        )
+        for layer in self.cache.layers:
+            layer.reorder_cache(index)
+
+    def _step(self, slot: int) -> Tensor:
+        self.bias[..., slot] = 0
+        return self.model(
+            input_ids=self.history[:, slot, None], attention_mask=self.bias,
+            position_ids=(slot - self.pads)[:, None], past_key_values=self.cache,
+        ).logits[:, 0]
+
+    def results(self) -> list[Completion]:
+        pairs = zip(self.drawn, self.ended, strict=True)
+        return [Completion(np.array(ids, dtype=np.int64), ended) for ids, ended in pairs]
