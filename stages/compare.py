@@ -1,4 +1,5 @@
-"""Every voice against the start policy, each difference with its interval: results/comparison.{md,json}.
+"""Every voice against the start policy, each difference with its interval and p-value: results/comparison.{md,json},
+results/scores.parquet (all takes, without audio) and results/plots/differences.csv.
 
     python -m stages.compare
 """
@@ -8,20 +9,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from stages import run
-from swaralign.artifacts import write_json, write_text
-from swaralign.comparison import compare, read_evaluations, render
+from swaralign.artifacts import write_json, write_parquet, write_text
+from swaralign.comparison import SCORES, all_takes, compare, differences_csv, read_evaluations
 from swaralign.params import load_params
+from swaralign.report.markdown import render
 
-VOICES, START = ("base", "sft", "grpo"), "sft"
+VOICES, START = ("base", "sft", "dpo", "kto", "grpo"), "sft"
 EVALUATIONS, OUT = Path("data/evaluate"), Path("results")
 
 
 def main() -> None:
     params = load_params()
-    evaluations = read_evaluations(EVALUATIONS, VOICES)
+    voices = [voice for voice in VOICES if (EVALUATIONS / voice / SCORES).is_file()]
+    evaluations = read_evaluations(EVALUATIONS, voices)
     result = compare(evaluations, START, params.compare)
     write_json(OUT / "comparison.json", result)
-    write_text(OUT / "comparison.md", render(evaluations, START, result))
+    missing = [voice for voice in VOICES if voice not in voices]
+    write_text(OUT / "comparison.md", render(evaluations, START, result, missing))
+    write_parquet(OUT / "scores.parquet", all_takes(evaluations))
+    write_text(OUT / "plots" / "differences.csv", differences_csv(result, voices, START))
 
 
 if __name__ == "__main__":

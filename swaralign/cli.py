@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     use.set_defaults(run=run_recipe_use)
 
     listen = commands.add_parser("listen", help="write one evaluated take to a WAV file")
-    listen.add_argument("method", help="the voice: base, sft, grpo")
+    listen.add_argument("method", help="the voice: base, sft, dpo, kto, grpo")
     listen.add_argument("prompt_id", help="as in the comparison, e.g. demo-en-00000300")
     listen.add_argument("--draw", type=int, default=0)
     listen.add_argument("-o", "--out", type=Path, help="the file to write (default: VOICE-ID-DRAW.wav)")

@@ -1,12 +1,13 @@
-"""Voices compared on the same prompts with the same draws: each difference to the start policy with its interval.
+"""Voices compared on the same prompts with the same draws: every metric, and each difference to the start policy.
 
-Every metric is a ratio of sums over prompts: composite over takes, or edits over words. The paired bootstrap draws
-whole prompts, not takes, with replacement (Efron & Tibshirani 1993, chapter 13), the same ones for both voices, and
-takes the percentiles of the difference: draws of one prompt are not independent evidence.
+Every metric is a ratio of sums over prompts: composite over takes, or edits over words; `paired` makes intervals and
+p-values of them.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from swaralign.paired import bootstrap_interval, difference, resample_prompts, sign_flip_p, swap_prompts
 from swaralign.params import CompareParams
+from swaralign.rewards.guard import FAILURES
 
 KEY = ("id", "draw", "seed", "text")  # what makes two takes comparable
+SCORES, SUMMARY = "scores.parquet", "summary.json"  # what `evaluate` writes of a voice
 DECIMALS = 6  # of the JSON: beyond them lies the order of sums
 
 
@@ -35,11 +38,15 @@ class Metric:
 
 
 METRICS = {
-    "composite": Metric("composite, mean", "higher", "points"),
+    "composite": Metric("composite", "higher", "points"),
     "cer_corpus": Metric("CER, corpus", "lower", "share"),
     "wer_corpus": Metric("WER, corpus", "lower", "share"),
+    "second_wer_corpus": Metric("WER by the second ASR, corpus", "lower", "share"),
     "cer_mean": Metric("CER, mean of takes", "lower", "share"),
     "wer_mean": Metric("WER, mean of takes", "lower", "share"),
+    "mos": Metric("MOS, predicted", "higher", "points"),
+    "speaker_similarity": Metric("speaker similarity", "higher", "points"),
+    "catastrophic_rate": Metric("catastrophic failures", "lower", "share"),
     "failure_rate": Metric("failed takes", "lower", "share"),
     "duration_s": Metric("seconds a take", "neither", "seconds"),
 }
@@ -57,11 +64,11 @@ def read_evaluations(folder: Path, voices: Sequence[str]) -> dict[str, Evaluatio
     """The evaluation of each voice, in that order. Raises ValueError if they cannot be compared."""
     evaluations = {}
     for voice in voices:
-        scores = folder / voice / "scores.parquet"
+        scores = folder / voice / SCORES
         if not scores.is_file():
             raise ValueError(f"{scores} does not exist; `dvc repro evaluate@{voice}` makes it")
         columns = [name for name in pq.read_schema(scores).names if name != "audio"]
-        summary = json.loads((folder / voice / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((folder / voice / SUMMARY).read_text(encoding="utf-8"))
         evaluations[voice] = Evaluation(pq.read_table(scores, columns=columns), summary)
     for one, other in pairwise(voices):
         check_comparable(one, evaluations[one], other, evaluations[other])
@@ -84,161 +91,114 @@ def check_comparable(one: str, first: Evaluation, other: str, second: Evaluation
 
 
 def compare(evaluations: Mapping[str, Evaluation], start: str, params: CompareParams) -> dict[str, Any]:
-    """Metrics of each voice, and for each but `start` the difference to it with its percentile interval.
+    """Metrics of each voice, and for each but `start` the difference to it with its percentile interval and p-value.
 
-    Returns {"prompts", "draws", "confidence", VOICE: {metric: value}, VOICE_minus_START: {metric: {"difference",
-    "low", "high"}}}. The resamples come from `params.seed` alone and are the same for every metric and voice.
+    Returns {"prompts", "draws", "confidence", "catastrophic_wer", VOICE: {metric: value}, VOICE_minus_START: {metric:
+    {"difference", "low", "high", "p"}}}. A metric that was not measured of any take of a voice is left out there.
+    Resamples and swaps come from `params.seed` alone and are the same for every metric and voice. Raises ValueError if
+    there is nothing to compare with `start`.
     """
-    sums = {voice: prompt_sums(evaluation.takes) for voice, evaluation in evaluations.items()}
+    others = [voice for voice in evaluations if voice != start]
+    if start not in evaluations or not others:
+        raise ValueError(f"{start} and one more voice are needed to compare, there is {', '.join(evaluations)}")
+    sums = {name: prompt_sums(each.takes, params.catastrophic_wer) for name, each in evaluations.items()}
     takes = evaluations[start].takes
     prompts = len(takes.column("id").unique())
     weights = resample_prompts(prompts, params.resamples, params.seed)
-    result: dict[str, Any] = {"prompts": prompts, "draws": len(takes) // prompts, "confidence": params.confidence}
+    swaps = swap_prompts(prompts, params.resamples, params.seed)
+    result: dict[str, Any] = {"prompts": prompts, "draws": len(takes) // prompts, "confidence": params.confidence,
+                              "catastrophic_wer": params.catastrophic_wer}
     for voice, metrics in sums.items():
-        result[voice] = {name: _round(ratio.sum(0)[0] / ratio.sum(0)[1]) for name, ratio in metrics.items()}
-    for voice in (voice for voice in sums if voice != start):
-        result[f"{voice}_minus_{start}"] = {
-            name: paired_interval(sums[voice][name], sums[start][name], weights, params.confidence) for name in METRICS
+        result[voice] = {name: _round(each[:, 0].sum() / each[:, 1].sum()) for name, each in metrics.items()}
+    for voice in others:
+        result[minus(voice, start)] = {
+            name: _paired(sums[voice][name], sums[start][name], weights, swaps, params.confidence)
+            for name in METRICS if name in sums[voice] and name in sums[start]
         }
     return result
 
 
-def prompt_sums(takes: pa.Table) -> dict[str, np.ndarray]:
-    """Of each metric, the (prompts, 2) numerators and denominators: summed over a prompt's takes."""
-    ids = takes.column("id").to_numpy()
-    _, prompt = np.unique(ids, return_inverse=True)
-    failed = np.array([transcript is None for transcript in takes.column("transcript").to_pylist()], dtype=float)
-
-    def ratio(numerator: str | np.ndarray, denominator: str | None = None) -> np.ndarray:
-        above = takes.column(numerator).to_numpy() if isinstance(numerator, str) else numerator
-        below = takes.column(denominator).to_numpy() if denominator else np.ones(len(takes))
-        return np.stack([np.bincount(prompt, above), np.bincount(prompt, below)], axis=1)
-
-    return {
-        "composite": ratio("composite"),
-        "cer_corpus": ratio("cer_edits", "cer_length"),
-        "wer_corpus": ratio("wer_edits", "wer_length"),
-        "cer_mean": ratio("cer"),
-        "wer_mean": ratio("wer"),
-        "failure_rate": ratio(failed),
-        "duration_s": ratio("duration_s"),
-    }
+def minus(voice: str, start: str) -> str:
+    """The key of a result under which the differences of a voice to the start stand."""
+    return f"{voice}_minus_{start}"
 
 
-def resample_prompts(prompts: int, resamples: int, seed: int) -> np.ndarray:
-    """(resamples, prompts) float64: how often each prompt stands in a draw of as many prompts with replacement."""
-    shares = np.full(prompts, 1 / prompts)
-    return np.random.default_rng(seed).multinomial(prompts, shares, size=resamples).astype(np.float64)
+def measured(result: Mapping[str, Any], voices: Sequence[str]) -> dict[str, Metric]:
+    """The metrics, in order, that at least one of the voices has in a result of `compare`."""
+    return {name: metric for name, metric in METRICS.items() if any(name in result[voice] for voice in voices)}
 
 
-def paired_interval(
-    voice: np.ndarray, start: np.ndarray, weights: np.ndarray, confidence: float
-) -> dict[str, float]:
-    """The difference of two ratios of sums over the same prompts, and its percentile interval.
+def prompt_sums(takes: pa.Table, catastrophic_wer: float) -> dict[str, np.ndarray]:
+    """Of each metric that was measured at all, in the order of METRICS: (prompts, 2) sums over a prompt's takes.
 
-    `voice`, `start`: (prompts, 2) numerators and denominators; `weights`: (resamples, prompts).
+    Prompts stand in the order of their ids. A take where a metric is null adds to neither sum.
     """
-    difference = voice.sum(0)[0] / voice.sum(0)[1] - start.sum(0)[0] / start.sum(0)[1]
-    (above, below), (start_above, start_below) = (weights @ voice).T, (weights @ start).T
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(above / below - start_above / start_below, [tail, 1 - tail])
-    return {"difference": _round(difference), "low": _round(low), "high": _round(high)}
+    _, prompt = np.unique(takes.column("id").to_numpy(), return_inverse=True)
+    failed = np.array([bool(set(flags) & set(FAILURES)) for flags in takes.column("flags").to_pylist()])
+    catastrophic = failed | (takes.column("wer").to_numpy() >= catastrophic_wer)
+    rates = {"failure_rate": failed.astype(float), "catastrophic_rate": catastrophic.astype(float)}
+
+    def ratio(name: str) -> np.ndarray:
+        corpus = name.removesuffix("_corpus")
+        if name in rates:
+            above, below = rates[name], np.ones(len(takes))
+        elif corpus != name:
+            above, below = _numbers(takes, f"{corpus}_edits"), _numbers(takes, f"{corpus}_length")
+        else:
+            above = _numbers(takes, name.removesuffix("_mean"))
+            below = (~np.isnan(above)).astype(float)
+        return np.stack([np.bincount(prompt, np.nan_to_num(above)), np.bincount(prompt, below)], axis=1)
+
+    present = [name for name in METRICS if name in rates or _column(name) in takes.column_names]
+    return {name: sums for name in present if (sums := ratio(name))[:, 1].any()}
 
 
-def render(evaluations: Mapping[str, Evaluation], start: str, result: Mapping[str, Any]) -> str:
-    """The comparison as Markdown: what is certain, the numbers, how to read them, and three prompts to hear."""
-    voices = list(evaluations)
-    others = [voice for voice in voices if voice != start]
-    level = f"{100 * result['confidence']:g} %"
-    lines = ["# Comparison", ""]
-    lines += [_headline(voice, start, result, level) for voice in reversed(others)]
-    lines += ["", f"{result['prompts']} held-out prompts, {result['draws']} takes each by every voice.", ""]
-    lines += _table(["", *voices], [[metric.label, *(_value(result[voice][name], metric) for voice in voices)]
-                                    for name, metric in METRICS.items()])
-    lines += ["", f"## Differences to {start}, with {level} intervals", ""]
-    lines += _table(["", *others, "better is"], [
-        [metric.label, *(_cell(result[f"{voice}_minus_{start}"][name], metric) for voice in others), metric.better]
-        for name, metric in METRICS.items()])
-    lines += ["", *_reading(start, level), "", *_examples(evaluations, start, others[-1])]
-    return "\n".join(lines) + "\n"
+def per_prompt(takes: pa.Table, column: str) -> dict[str, float]:
+    """The mean of a column over each prompt's takes, by prompt id, in order of ids."""
+    ids, prompt = np.unique(takes.column("id").to_numpy(), return_inverse=True)
+    means = np.bincount(prompt, _numbers(takes, column)) / np.bincount(prompt)
+    return dict(zip(map(str, ids), means.tolist(), strict=True))
 
 
-def excludes_zero(interval: Mapping[str, float]) -> bool:
-    """Whether both ends of an interval lie on one side of 0."""
-    return interval["low"] > 0 or interval["high"] < 0
+def all_takes(evaluations: Mapping[str, Evaluation]) -> pa.Table:
+    """The takes of all voices, one voice after the other, the first column its name in `voice`."""
+    tables = [each.takes.add_column(0, "voice", pa.array([voice] * len(each.takes), pa.string()))
+              for voice, each in evaluations.items()]
+    return pa.concat_tables(tables).replace_schema_metadata(None)  # it tells of the audio column, which is not there
 
 
-def _headline(voice: str, start: str, result: Mapping[str, Any], level: str) -> str:
-    intervals = result[f"{voice}_minus_{start}"]
-    composite = intervals["composite"]
-    certain = [metric.label for name, metric in METRICS.items()
-               if excludes_zero(intervals[name]) and name != "composite"]
-    if not excludes_zero(composite):
-        claim = f"{voice} and {start} cannot be told apart by composite"
-    else:
-        claim = f"{voice} has a {'higher' if composite['low'] > 0 else 'lower'} composite than {start}"
-    return (
-        f"- **{claim}**: {result[voice]['composite']:.3f} against {result[start]['composite']:.3f}, a difference of "
-        f"{_cell(composite, METRICS['composite'])} ({level} interval). Other differences whose interval excludes 0: "
-        f"{'; '.join(certain) or 'none'}."
-    )
+def differences_csv(result: Mapping[str, Any], voices: Sequence[str], start: str) -> str:
+    """The differences of a result as CSV: voice, metric, difference, low, high, p."""
+    rows = [{"voice": voice, "metric": name, **found}
+            for voice in voices if voice != start for name, found in result[minus(voice, start)].items()]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ("voice", "metric", "difference", "low", "high", "p"), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
-def _reading(start: str, level: str) -> list[str]:
-    return [
-        f"An interval is the middle {level} of the difference when the prompts are drawn again, with replacement, for "
-        f"both voices alike; where it excludes 0 it stands in **bold**. Differences of rates are in percentage points. "
-        "A corpus rate is the edits of all takes over the words or characters of all texts, and a mean is over takes; "
-        "a failed take (silent, cut off, ...) has composite 0 and an error rate of 100 %.",
-    ]
+def excludes_zero(found: Mapping[str, float]) -> bool:
+    """Whether both ends of a difference's interval lie on one side of 0."""
+    return found["low"] > 0 or found["high"] < 0
 
 
-def _examples(evaluations: Mapping[str, Evaluation], start: str, voice: str) -> list[str]:
-    """The prompts whose composite rose most, moved as the median does, and fell most; each voice's first draw."""
-    ids, gains = _gains(evaluations[voice].takes, evaluations[start].takes)
-    order = np.argsort(gains, kind="stable")
-    chosen = {"most gained": order[-1], "median": order[len(order) // 2], "most lost": order[0]}
-    rows = []
-    for label, index in chosen.items():
-        pair = [_first_draw(evaluations[name].takes, ids[index]) for name in (start, voice)]
-        heard = [take["transcript"] or f"({', '.join(take['flags']) or 'nothing'})" for take in pair]
-        rows.append([label, ids[index], pair[0]["text"], *heard, f"{gains[index]:+.2f}"])
-    return [
-        f"## Three prompts to hear, by composite of {voice} less that of {start}",
-        "",
-        *_table(["", "prompt", "text", f"{start} is heard as", f"{voice} is heard as", "composite"], rows),
-        "",
-        "The transcripts are of draw 0, the composite is the mean of all draws. To hear a take: "
-        f"`swaralign listen {voice} {ids[order[-1]]}`.",
-    ]
+def _paired(
+    voice: np.ndarray, start: np.ndarray, weights: np.ndarray, swaps: np.ndarray, confidence: float
+) -> dict[str, float]:
+    low, high = bootstrap_interval(voice, start, weights, confidence)
+    found = {"difference": difference(voice, start), "low": low, "high": high, "p": sign_flip_p(voice, start, swaps)}
+    return {name: _round(value) for name, value in found.items()}
 
 
-def _gains(voice: pa.Table, start: pa.Table) -> tuple[list[str], np.ndarray]:
-    """Prompt ids, sorted, and how much higher the voice's mean composite is on each."""
-    ids = sorted(voice.column("id").unique().to_pylist())
-    means = [(sums := prompt_sums(takes)["composite"])[:, 0] / sums[:, 1] for takes in (voice, start)]
-    return ids, means[0] - means[1]
+def _column(name: str) -> str:
+    """The column of the takes that a metric is made of, or one of them."""
+    return f"{name.removesuffix('_corpus')}_edits" if name.endswith("_corpus") else name.removesuffix("_mean")
 
 
-def _first_draw(takes: pa.Table, prompt_id: str) -> dict[str, Any]:
-    return takes.filter(pc.equal(takes.column("id"), prompt_id)).to_pylist()[0]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-
-
-def _value(value: float, metric: Metric, sign: str = "") -> str:
-    if metric.kind == "share":
-        return f"{100 * value:{sign}.1f}" + ("" if sign else " %")
-    return f"{value:{sign}.3f}" if metric.kind == "points" else f"{value:{sign}.2f} s"
-
-
-def _cell(interval: Mapping[str, float], metric: Metric) -> str:
-    difference, low, high = (_value(interval[key], metric, "+") for key in ("difference", "low", "high"))
-    text = f"{difference} [{low}, {high}]"
-    return f"**{text}**" if excludes_zero(interval) else text
+def _numbers(takes: pa.Table, column: str) -> np.ndarray:
+    """A column as float64, nulls as not a number."""
+    return takes.column(column).cast(pa.float64()).to_numpy()
 
 
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

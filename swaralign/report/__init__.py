@@ -1,0 +1,1 @@
+"""The comparison as people read it: Markdown, and one HTML page."""
