@@ -212,8 +212,30 @@ class SimilarityParams(Section):
     engine: Literal["resemblyzer", "ecapa", "policy", "none"]
 
 
+class HttpParams(Section):
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+[^?#@\s]*$")]]
+    timeout_s: Positive
+    retries: Annotated[int, Field(ge=0)]
+    backoff_s: Annotated[float, Field(ge=0)]
+    concurrency: Count
+    token_env: str | None
+    transcripts: bool
+    failed_score: float
+
+    @model_validator(mode="after")
+    def _roots(self) -> Self:
+        for url in self.urls:
+            if url.endswith(("/", "/score")):
+                raise ValueError(f"urls: {url} must be what comes before /score: "
+                                 f"{url.rstrip('/').removesuffix('/score')}")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"urls {self.urls} names one twice; raise concurrency instead")
+        return self
+
+
 class RewardParams(Section):
-    kind: Literal["local"]
+    kind: Literal["local", "http"]
+    http: HttpParams
     weights: WeightsParams
     metric: Literal["cer", "wer"]
     text_rule: Literal["english", "indic"]
@@ -221,6 +243,12 @@ class RewardParams(Section):
     mos: MosParams
     similarity: SimilarityParams
     guard: GuardParams
+
+    @model_validator(mode="after")
+    def _http_has_urls(self) -> Self:
+        if self.kind == "http" and not self.http.urls:
+            raise ValueError("kind is http, but http.urls is empty: name a scorer, as http://127.0.0.1:18080")
+        return self
 
     @model_validator(mode="after")
     def _weights_have_engines(self) -> Self:

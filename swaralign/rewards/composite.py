@@ -22,13 +22,13 @@ def speaker_similarity_term(cosine: float) -> float:
     return (cosine + 1.0) / 2.0
 
 
-def composite(error_rate: float, mos: float | None, cosine: float | None, weights: WeightsParams) -> float:
+def composite(error_rate: float | None, mos: float | None, cosine: float | None, weights: WeightsParams) -> float:
     """The weighted mean of the terms; weights are normalised to sum 1.
 
     A metric may be None only if its weight is 0: a take cannot be rewarded for what was not measured (ValueError).
     """
     terms = {
-        "error_rate": (weights.error_rate, error_rate_term(error_rate)),
+        "error_rate": (weights.error_rate, None if error_rate is None else error_rate_term(error_rate)),
         "mos": (weights.mos, None if mos is None else mos_term(mos)),
         "speaker_similarity": (weights.speaker_similarity, None if cosine is None else speaker_similarity_term(cosine)),
     }

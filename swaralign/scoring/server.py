@@ -1,0 +1,202 @@
+"""The server of the audio scorer protocol: `POST /score`, `POST /score/batch`, `GET /healthz`, `GET /metrics`.
+
+Fail-closed: a reply is a finite score or a status with a reason. What a request may cost is known before it is read:
+the token, a place in the queue and the announced length come first, the body after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from swaralign.scoring.batching import MicroBatcher, Refused
+from swaralign.scoring.messages import MAX_BODY_BYTES, Scalar, parse_json, parse_take
+from swaralign.scoring.metrics import Metrics
+from swaralign.scoring.plugins import AudioScorer
+
+log = logging.getLogger(__name__)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a scorer is served. `places`: takes that the server holds at once; `token`: None lets everyone in."""
+
+    max_batch: int = 16
+    places: int = 64
+    linger_s: float = 0.005
+    token: str | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
+    body_timeout_s: float = 60.0
+
+
+class ScorerServer:
+    """The application around one scorer."""
+
+    def __init__(self, load: Callable[[], AudioScorer], settings: ServerSettings) -> None:
+        self.settings = settings
+        self.batcher = MicroBatcher(load, settings.max_batch, settings.places, settings.linger_s)
+        self.metrics = Metrics(lambda: self.batcher.taken)
+        self.stopped: Callable[[asyncio.Task[None]], None] = lambda task: None  # called when the batcher ends
+        self.app = Starlette(
+            routes=[
+                Route("/score", self._measured(self.score), methods=["POST"]),
+                Route("/score/batch", self._measured(self.score_batch), methods=["POST"]),
+                Route("/healthz", self.healthz),
+                Route("/metrics", self._measured(self.tell_metrics)),
+            ],
+            lifespan=self._lifespan,
+        )
+
+    async def score(self, request: Request) -> Response:
+        """One take, one reply."""
+        with self.batcher.place():
+            data = await self._read(request)
+            return _json(200, await self._score(data))
+
+    async def score_batch(self, request: Request) -> Response:
+        """A list of takes, the list of their replies in order; a bad take has {"error": reason} in its place."""
+        with self.batcher.place():
+            data = await self._read(request)
+            if not isinstance(data, list):
+                raise Refused(400, "malformed", "the body must be a list of takes")
+            if len(data) > self.settings.places:
+                raise Refused(400, "malformed", f"{len(data)} takes are more than the {self.settings.places} that "
+                                                "this server holds at once; send fewer")
+            with self.batcher.place(max(0, len(data) - 1)):
+                return _json(200, await asyncio.gather(*(self._score_or_error(take) for take in data)))
+
+    async def healthz(self, request: Request) -> Response:
+        """200 once the scorer is loaded, 503 until then; needs no token."""
+        ready = self.batcher.scorer is not None
+        return _json(200 if ready else 503, {"status": "ok" if ready else "loading"})
+
+    async def tell_metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _score(self, data: Any) -> dict[str, Scalar]:
+        try:
+            take = parse_take(data)
+        except ValueError as error:
+            raise Refused(400, "malformed", str(error)) from error
+        reply = await self.batcher.score(take)
+        self.metrics.audio_s.inc(len(take.wave) / take.sample_rate_hz)
+        return reply.told()
+
+    async def _score_or_error(self, data: Any) -> dict[str, Scalar]:
+        try:
+            return await self._score(data)
+        except Refused as refused:
+            self.metrics.failures.labels(refused.kind).inc()
+            return {"error": refused.reason}
+
+    async def _read(self, request: Request) -> Any:
+        """The parsed body, never more of it than the limit."""
+        limit, body = self.settings.max_body_bytes, bytearray()
+        too_large = Refused(400, "too_large", f"the body is larger than {limit} bytes")
+        if int(request.headers.get("content-length", 0)) > limit:
+            raise too_large
+        try:
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit:
+                        raise too_large
+            return parse_json(body)
+        except TimeoutError:
+            raise Refused(408, "slow", f"no whole body within {self.settings.body_timeout_s:g} s") from None
+        except ClientDisconnect:
+            raise Refused(400, "disconnected", "the client went away") from None
+        except ValueError as error:
+            raise Refused(400, "malformed", str(error)) from error
+
+    def _measured(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint behind the token, its refusals as replies, its latency and status in the metrics."""
+
+        async def answer(request: Request) -> Response:
+            began, path = time.perf_counter(), request.url.path
+            try:
+                self._authorise(request)
+                response = await endpoint(request)
+            except Refused as refused:
+                self.metrics.failures.labels(refused.kind).inc()
+                response = _refusal(refused)
+            self.metrics.requests.labels(path, response.status_code).inc()
+            if response.status_code == 200:
+                self.metrics.latency_s.labels(path).observe(time.perf_counter() - began)
+            return response
+
+        return answer
+
+    def _authorise(self, request: Request) -> None:
+        if self.settings.token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.encode(), self.settings.token.encode())
+        if scheme.lower() != "bearer" or not same:
+            raise Refused(401, "unauthorized", "a bearer token is needed, and this is not it")
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.batcher.run())
+        task.add_done_callback(self.stopped)
+        yield
+        task.remove_done_callback(self.stopped)
+        task.cancel()
+        await asyncio.wait([task])
+        self.batcher.close()
+
+
+def serve(load: Callable[[], AudioScorer], settings: ServerSettings, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what is in flight. Raises what `load` raised."""
+    scorer = ScorerServer(load, settings)
+    config = uvicorn.Config(scorer.app, http="h11", ws="none", lifespan="on", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    ended: list[asyncio.Task[None]] = []
+
+    def stop(task: asyncio.Task[None]) -> None:
+        ended.append(task)
+        server.should_exit = True
+
+    scorer.stopped = stop
+    server.run(sockets=[listener])
+    for task in ended:
+        task.result()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on which to serve; port 0 takes a free one. Raises ValueError if the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+
+
+def _json(status: int, content: Any) -> Response:
+    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+
+
+def _refusal(refused: Refused) -> Response:
+    response = _json(refused.status, {"error": refused.reason})
+    if refused.retry_after_s is not None:
+        response.headers["Retry-After"] = str(refused.retry_after_s)
+    if refused.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
