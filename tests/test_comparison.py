@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,8 @@ def test_voices_that_cannot_be_compared_are_refused(tmp_path: Path, other: Evalu
 def test_missing_evaluation_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"base/scores\.parquet does not exist; `dvc repro evaluate@base` makes it"):
         read_evaluations(tmp_path, ["base", "sft"])
+
+
+def test_the_plot_of_differences_has_a_row_for_every_metric(root: Path) -> None:
+    template = json.loads((root / ".dvc" / "plots" / "intervals.json").read_text(encoding="utf-8"))
+    assert template["facet"]["row"]["sort"] == list(METRICS)
