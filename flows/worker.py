@@ -2,9 +2,9 @@
 
     PREFECT_API_URL=http://SERVER:4200/api python -m flows.worker [--pool swaralign] [--name NAME] [--limit 2]
 
-It differs from `prefect worker start` in one thing: that one gives up when the server stays away for some minutes, and
-takes the running stages with it; this one goes on with them and waits for the server. SIGTERM and Ctrl-C stop both the
-worker and its stages.
+It differs from `prefect worker start` in two things. That one gives up when the server stays away for some minutes, and
+takes the running stages with it; this one goes on with them and waits for the server. That one, told to end, kills its
+flow runs, which then stay `Running` in the UI; this one lets them stop their stages and report first.
 """
 
 from __future__ import annotations
@@ -13,36 +13,65 @@ import argparse
 import asyncio
 import contextlib
 import signal
+import time
+import warnings
 from typing import Any
 
 import httpx
+import psutil
 from prefect.settings import PREFECT_WORKER_HEARTBEAT_SECONDS
 from prefect.workers.process import ProcessWorker
 
 POOL = "swaralign"
+STOP_S = 60.0  # that flow runs may take to stop, the grace time of their stages included
 
 
-class PatientWorker(ProcessWorker):
-    """A process worker whose loops outlast a server that cannot be reached."""
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # that it takes the place of Prefect's own worker of its type
 
-    async def get_and_submit_flow_runs(self) -> list[Any]:
-        try:
-            return await super().get_and_submit_flow_runs()
-        except httpx.HTTPError as error:
-            self._wait_for_server(error)
-            return []
+    class PatientWorker(ProcessWorker):
+        """A process worker whose loops outlast a server that cannot be reached, and whose runs outlast its loops."""
 
-    async def sync_with_backend(self) -> None:
-        try:
-            await super().sync_with_backend()
-        except httpx.HTTPError as error:
-            self._wait_for_server(error)
+        stopping = False
 
-    def _wait_for_server(self, error: httpx.HTTPError) -> None:
-        """Raises the error again unless it says that the server is away, rather than that it refuses."""
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
-            raise error
-        self._logger.warning("the Prefect server cannot be reached; running stages go on: %r", error)
+        async def get_and_submit_flow_runs(self) -> list[Any]:
+            if self.stopping:
+                return []
+            try:
+                return await super().get_and_submit_flow_runs()
+            except httpx.HTTPError as error:
+                self._wait_for_server(error)
+                return []
+
+        async def sync_with_backend(self) -> None:
+            try:
+                await super().sync_with_backend()
+            except httpx.HTTPError as error:
+                self._wait_for_server(error)
+
+        def _wait_for_server(self, error: httpx.HTTPError) -> None:
+            """Raises the error again unless it says that the server is away, rather than that it refuses."""
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                raise error
+            self._logger.warning("the Prefect server cannot be reached; running stages go on: %r", error)
+
+
+async def work(worker: PatientWorker) -> None:
+    """Run a worker until SIGTERM or SIGINT, then stop its flow runs, then the worker."""
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    loops = asyncio.create_task(worker.start())
+    await asyncio.wait({loops, asyncio.create_task(told.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    worker.stopping = True
+    for process in psutil.Process().children():
+        process.terminate()
+    deadline = time.monotonic() + STOP_S
+    while psutil.Process().children() and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+    loops.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await loops
 
 
 def main() -> None:
@@ -51,11 +80,9 @@ def main() -> None:
     parser.add_argument("--name", help="as the UI shows it (default: a made-up one)")
     parser.add_argument("--limit", type=int, help="flow runs at a time (default: no limit)")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     worker = PatientWorker(args.pool, name=args.name, limit=args.limit,
                            heartbeat_interval_seconds=int(PREFECT_WORKER_HEARTBEAT_SECONDS.value()))
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(worker.start())
+    asyncio.run(work(worker))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -88,8 +87,7 @@ class Lab:
 
     def __init__(self, home: Path) -> None:
         self.port = two_free_ports()
-        os.environ["PREFECT_HOME"] = str(home)
-        self.env = serve.server_environment(self.port)
+        self.env = {**serve.server_environment(self.port), "PREFECT_HOME": str(home)}
         self.client = SyncPrefectClient(self.env["PREFECT_API_URL"])
         self.start()
 
@@ -99,12 +97,14 @@ class Lab:
         serve.wait_until_healthy(self.client, self.server)
         serve.prepare(self.client)
 
-    @contextmanager
-    def worker(self, repository: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """The deployments of a repository, and a worker in it."""
+    def deploy(self, repository: Path) -> None:
         command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
         subprocess.run(command, cwd=repository, env=self.env, check=True, capture_output=True)
-        process = subprocess.Popen([sys.executable, "-m", "flows.worker"], cwd=repository, env=self.env,
+
+    @contextmanager
+    def worker(self, repository: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker in a repository."""
+        process = subprocess.Popen([sys.executable, "-m", "flows.worker"], cwd=repository, env={**self.env, **env},
                                    start_new_session=True)
         try:
             yield process
