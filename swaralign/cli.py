@@ -1,4 +1,4 @@
-"""The `swaralign` command: check the params and the machine, choose a recipe, listen to a take."""
+"""The `swaralign` command: check the params and the machine, choose a recipe, serve a scorer, listen to a take."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import soundfile as sf
 from swaralign.artifacts import write_text
 from swaralign.checks import check
 from swaralign.params import load_params
+from swaralign.scoring.commands import add_commands
 
 PARAMS = Path("params.yaml")
 RECIPES = Path("recipes")
@@ -127,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     use.add_argument("name")
     use.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
     use.set_defaults(run=run_recipe_use)
+
+    add_commands(commands)
 
     listen = commands.add_parser("listen", help="write one evaluated take to a WAV file")
     listen.add_argument("method", help="the voice: base, sft, dpo, kto, grpo")

@@ -222,11 +222,13 @@ def load_scorer(
     return load_local(params, checkpoint, every_metric, root)
 
 
-def load_local(params: Params, checkpoint: Path | None, every_metric: bool, root: Path = Path()) -> Scorer:
+def load_local(
+    params: Params, checkpoint: Path | None, every_metric: bool, root: Path = Path(), asr: bool = True
+) -> Scorer:
     """The scorer of this machine's engines, whatever kind the params name; as `load_scorer`."""
     weights = params.reward.weights
     engines = load_engines(params, every_metric or weights.mos > 0, every_metric or weights.speaker_similarity > 0,
-                           checkpoint, root)
+                           checkpoint, root, asr)
     similarity = None
     if engines.encoder is not None:
         reference = read_audio(resolve_file("reference", params.assets, root))

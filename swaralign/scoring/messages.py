@@ -16,6 +16,8 @@ from pydantic_core import from_json
 MAX_BODY_BYTES = 8 * 2**20
 Scalar = str | bool | int | float | None
 _F32 = np.dtype("<f4")
+_PLAINLY = {"model_type": "must be an object", "dict_type": "must be an object",
+            "string_pattern_mismatch": "must not be empty", "missing": "is missing"}  # pydantic's faults, in our words
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def _reasons(error: ValidationError) -> str:
     for fault in error.errors(include_url=False):
         key = ".".join(map(str, fault["loc"]))
         reason = fault["msg"].removeprefix("Value error, ")
-        reason = "must be an object" if fault["type"] in ("model_type", "dict_type") else reason
+        reason = _PLAINLY.get(fault["type"], reason)
         found = "" if fault["type"] in ("missing", "value_error") else f", found {_short(fault['input'])}"
         reasons.append(f"{key}: {reason}{found}" if key else f"{reason}{found}")
     return "; ".join(reasons[:8])

@@ -8,9 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from swaralign.params import WeightsParams
 from swaralign.scoring.messages import AudioTake, Scalar
 
 GROUP = "swaralign.scorers"  # of the entry points
+# Ours, by name: what each changes of a params file's section `reward`.
+REWARDS: dict[str, dict[str, Any]] = {
+    "composite": {},
+    "whisper_cer": {"weights": WeightsParams(error_rate=1.0, mos=0.0, speaker_similarity=0.0), "metric": "cer"},
+    "whisper_wer": {"weights": WeightsParams(error_rate=1.0, mos=0.0, speaker_similarity=0.0), "metric": "wer"},
+    "mos": {"weights": WeightsParams(error_rate=0.0, mos=1.0, speaker_similarity=0.0)},
+    "speaker_similarity": {"weights": WeightsParams(error_rate=0.0, mos=0.0, speaker_similarity=1.0)},
+}
 
 
 class AudioScorer(ABC):

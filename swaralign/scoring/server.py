@@ -166,7 +166,8 @@ class ScorerServer:
 def serve(load: Callable[[], AudioScorer], settings: ServerSettings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is in flight. Raises what `load` raised."""
     scorer = ScorerServer(load, settings)
-    config = uvicorn.Config(scorer.app, http="h11", ws="none", lifespan="on", log_config=None, access_log=False)
+    config = uvicorn.Config(scorer.app, http="h11", ws="none", lifespan="on", log_config=None, log_level="warning",
+                            access_log=False)
     server = uvicorn.Server(config)
     ended: list[asyncio.Task[None]] = []
 
