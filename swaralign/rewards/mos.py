@@ -94,8 +94,8 @@ class Utmos:
     def _check(self, weights: Path) -> None:
         """The package loads whatever fits and leaves the rest random; a weight that is missing must not pass."""
         given = torch.load(weights, map_location="cpu", weights_only=True)
-        missing = [name for name in self._model.model.state_dict() if name not in given and "weight_norm" not in name]
-        missing = [name for name in missing if f"{name}_g" not in given]  # folded weight norm
+        folded = {name.removesuffix("_g") for name in given if name.endswith(".weight_g")}  # weight norm
+        missing = [name for name in self._model.model.state_dict() if name not in given and name not in folded]
         if missing:
             raise ValueError(f"{weights} lacks {len(missing)} tensors of UTMOS, the first {missing[0]}; fetch it again")
 

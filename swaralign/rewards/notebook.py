@@ -21,20 +21,21 @@ def score(
     reference_sr: int | None = None,
     params: str | Path = "params.yaml",
     checkpoint: str | Path | None = None,
+    root: str | Path = ".",
 ) -> dict[str, Any]:
     """Score one take as the pipeline does: {"cer", "wer", ..., "mos", "speaker_similarity", "composite", "flags"}.
 
     `audio`: (samples,) float32 in [-1, 1] at `sample_rate` Hz. `reference_audio`: a clip of the speaker, at
     `reference_sr` Hz (`sample_rate` if None); without one the similarity is None and its weight is left out of the
-    composite. `params`: the file whose `reward` section says how. `checkpoint`: the voice, for the engine `policy`.
+    composite. `params`: the file whose `reward` section says how. `checkpoint`: the voice, for the engine
+    `policy`. `root`: the folder that relative paths in `params` start from.
 
     Raises ValueError for audio that is not one channel, a text with nothing to compare with, or a faulty setting.
     """
     if np.ndim(audio) != 1 or (reference_audio is not None and np.ndim(reference_audio) != 1):
         raise ValueError("audio must be one channel of samples, shape (samples,); average its channels first")
-    path = Path(params).resolve()
-    reward = load_params(path).reward
-    engines = _engines(path, Path(checkpoint) if checkpoint else None, reference_audio is not None)
+    reward = load_params(params).reward
+    engines = _engines(Path(params), Path(checkpoint) if checkpoint else None, Path(root), reference_audio is not None)
     similarity = None
     if engines.encoder is not None and reference_audio is not None:
         reference = np.asarray(reference_audio, np.float32)
@@ -46,9 +47,9 @@ def score(
 
 
 @lru_cache(maxsize=2)
-def _engines(path: Path, checkpoint: Path | None, similarity: bool) -> Engines:
+def _engines(params: Path, checkpoint: Path | None, root: Path, similarity: bool) -> Engines:
     """The engines of a params file, kept loaded between calls."""
-    return load_engines(load_params(path), True, similarity, checkpoint, path.parent)
+    return load_engines(load_params(params), True, similarity, checkpoint, root)
 
 
 def _without_similarity(reward: RewardParams) -> RewardParams:
