@@ -38,4 +38,5 @@ $(READY):
 	if [ "$$(.venv/bin/python --version 2>&1)" != "$$($(PYTHON) --version 2>&1)" ] \
 		|| ! grep -qF "$(CURDIR)/.venv/" .venv/bin/pip; then $(PYTHON) -m venv --clear .venv; fi
 	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	.venv/bin/python -m pip install --constraint constraints.txt --no-deps resemblyzer
 	touch $@
