@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -16,9 +17,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 
 from swaralign.assets import locate, resolve
-from swaralign.params import AssetsParams, Params, RuntimeParams, load_params
+from swaralign.params import AssetsParams, Params, RewardParams, RuntimeParams, load_params
 
 GIB = 2**30
+ENGINE_PACKAGES = {"distillmos": "distillmos", "utmos": "utmos_pytorch", "resemblyzer": "resemblyzer",
+                   "ecapa": "speechbrain"}
 CUDA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, and Windows' Linux subsystem
 
 
@@ -42,25 +45,37 @@ def check(root: Path = Path(), full: bool = False) -> list[Fact]:
     except ValueError as error:
         return [Fact("params", str(error), ok=False), *facts]
     size, found = assets(params.assets, root, full)
-    return [Fact("params", "valid"), *plan(params), *facts, device(params.runtime), *found, disk(root, size)]
+    return [Fact("params", "valid"), *plan(params), *facts, engines(params.reward), device(params.runtime),
+            *found, disk(root, size)]
 
 
 def plan(params: Params) -> Iterator[Fact]:
     """What the numbers of the params multiply to."""
-    grpo, schedule, evaluate = params.grpo, params.grpo.schedule, params.evaluate
+    grpo, dpo, kto, pool, evaluate = params.grpo, params.dpo, params.kto, params.candidates, params.evaluate
+    prompts = pool.prompts or params.split.expected_train
+    yield Fact("candidates", _product(prompts, pool.per_temperature * len(pool.temperatures), "takes"))
+    yield Fact("dpo", f"{dpo.schedule.updates} updates of {dpo.pairs_per_update} pairs")
+    yield Fact("kto", f"{kto.schedule.updates} updates of {kto.takes_per_update} takes")
     takes = grpo.prompts_per_update * grpo.samples_per_prompt
-    yield Fact(
-        "rollout",
-        f"{grpo.prompts_per_update} prompts x {grpo.samples_per_prompt} samples = {takes} takes, "
-        f"in {takes // grpo.micro_batch} micro-batches of {grpo.micro_batch}",
-    )
-    batches = schedule.updates // grpo.iterations
-    yield Fact("training", f"{schedule.updates} updates from {batches} rollout batches = {batches * takes} takes")
-    yield Fact(
-        "evaluation",
-        f"{evaluate.prompts} prompts x {evaluate.samples_per_prompt} samples = "
-        f"{evaluate.prompts * evaluate.samples_per_prompt} takes of each voice",
-    )
+    batches = grpo.schedule.updates // grpo.iterations
+    yield Fact("grpo", f"{grpo.schedule.updates} updates from {batches} rollout batches of "
+                       f"{_product(grpo.prompts_per_update, grpo.samples_per_prompt, 'takes')}, "
+                       f"in {takes // grpo.micro_batch} micro-batches of {grpo.micro_batch}")
+    yield Fact("evaluation", _product(evaluate.prompts, evaluate.samples_per_prompt, "takes of each voice"))
+
+
+def engines(reward: RewardParams) -> Fact:
+    """Whether the packages of the reward's MOS and similarity engines are installed."""
+    named = [engine for engine in (reward.mos.engine, reward.similarity.engine) if engine in ENGINE_PACKAGES]
+    missing = [name for name in named if importlib.util.find_spec(ENGINE_PACKAGES[name]) is None]
+    if missing:
+        return Fact("engines", f"{' and '.join(missing)} of section reward not installed; `make setup`, the extra of "
+                               "that name, or another engine", ok=False)
+    return Fact("engines", ", ".join(["faster-whisper", *named]))
+
+
+def _product(prompts: int, samples: int, what: str) -> str:
+    return f"{prompts} prompts x {samples} samples = {prompts * samples} {what}"
 
 
 def environment(root: Path) -> Iterator[Fact]:

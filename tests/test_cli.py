@@ -35,7 +35,7 @@ def clone(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     params = (root / "recipes" / "demo.yaml").read_text(encoding="utf-8")
     (tmp_path / "params.yaml").write_text(params, encoding="utf-8")
     for asset in vars(load_params(tmp_path / "params.yaml").assets).values():
-        for file in asset.files if asset.source == "local" else ():
+        for file in asset.files if asset and asset.source == "local" else ():
             (tmp_path / asset.path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / asset.path / file).write_bytes(b"hi")
     monkeypatch.chdir(tmp_path)
@@ -70,7 +70,8 @@ def test_check_prints_a_line_a_fact(clone: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert all(line.startswith("ok    ") for line in out.splitlines())
     subjects = dict.fromkeys(line.split()[1] for line in out.splitlines())
-    assert " ".join(subjects) == "params rollout training evaluation python packages dvc device assets disk"
+    assert " ".join(subjects) == (
+        "params candidates dpo kto grpo evaluation python packages dvc engines device assets disk")
     assert "assets      reference: swaralign/micro-voice-reference, 0.0 MB, present\n" in out
 
 
@@ -78,9 +79,15 @@ def test_plan_multiplies_the_numbers(demo: dict[str, Any]) -> None:
     demo["grpo"] |= {"prompts_per_update": 4, "samples_per_prompt": 6, "micro_batch": 8, "iterations": 2}
     demo["grpo"]["schedule"] |= {"updates": 10, "save_every": 4}
     demo["evaluate"] |= {"prompts": 7, "samples_per_prompt": 3}
+    demo["candidates"] |= {"prompts": None, "temperatures": [0.5, 1.5], "per_temperature": 3}
+    for name, batch in (("dpo", "pairs_per_update"), ("kto", "takes_per_update")):
+        demo[name] |= {batch: 6, "micro_batch": 3}
+        demo[name]["schedule"] |= {"updates": 12}
     assert [(fact.subject, fact.found) for fact in plan(parse_params(demo))] == [
-        ("rollout", "4 prompts x 6 samples = 24 takes, in 3 micro-batches of 8"),
-        ("training", "10 updates from 5 rollout batches = 120 takes"),
+        ("candidates", "200 prompts x 6 samples = 1200 takes"),
+        ("dpo", "12 updates of 6 pairs"),
+        ("kto", "12 updates of 6 takes"),
+        ("grpo", "10 updates from 5 rollout batches of 4 prompts x 6 samples = 24 takes, in 3 micro-batches of 8"),
         ("evaluation", "7 prompts x 3 samples = 21 takes of each voice"),
     ]
 
@@ -221,3 +228,11 @@ def test_listen_to_what_is_not_there(
 def test_listen_before_any_evaluation(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["listen", "sft", "demo-en-00000300"]) == 1
     assert "`dvc repro` makes them" in capsys.readouterr().err
+
+
+def test_an_engine_that_is_not_installed_is_a_fault(clone: Path) -> None:
+    edit(clone, "engine: distillmos", "engine: utmos")
+    pinned = f"files: {{params.yaml: {64 * 'a'}}}"
+    edit(clone, "mos: null", f"mos: {{source: local, path: '.', id: x, revision: '1', {pinned}}}")
+    (fault,) = faults(clone)
+    assert fault.subject == "engines" and "utmos of section reward not installed" in fault.found
