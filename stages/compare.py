@@ -10,17 +10,16 @@ from pathlib import Path
 
 from stages import run
 from swaralign.artifacts import write_json, write_parquet, write_text
-from swaralign.comparison import SCORES, all_takes, compare, differences_csv, read_evaluations
+from swaralign.comparison import START, VOICES, all_takes, compare, differences_csv, evaluated, read_evaluations
 from swaralign.params import load_params
 from swaralign.report.markdown import render
 
-VOICES, START = ("base", "sft", "dpo", "kto", "grpo"), "sft"
 EVALUATIONS, OUT = Path("data/evaluate"), Path("results")
 
 
 def main() -> None:
     params = load_params()
-    voices = [voice for voice in VOICES if (EVALUATIONS / voice / SCORES).is_file()]
+    voices = evaluated(EVALUATIONS)
     evaluations = read_evaluations(EVALUATIONS, voices)
     result = compare(evaluations, START, params.compare)
     write_json(OUT / "comparison.json", result)

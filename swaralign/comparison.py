@@ -23,6 +23,7 @@ from swaralign.paired import bootstrap_interval, difference, resample_prompts, s
 from swaralign.params import CompareParams
 from swaralign.rewards.guard import FAILURES
 
+VOICES, START = ("base", "sft", "dpo", "kto", "grpo"), "sft"  # everywhere in this order; what the others started from
 KEY = ("id", "draw", "seed", "text")  # what makes two takes comparable
 SCORES, SUMMARY = "scores.parquet", "summary.json"  # what `evaluate` writes of a voice
 DECIMALS = 6  # of the JSON: beyond them lies the order of sums
@@ -73,6 +74,11 @@ def read_evaluations(folder: Path, voices: Sequence[str]) -> dict[str, Evaluatio
     for one, other in pairwise(voices):
         check_comparable(one, evaluations[one], other, evaluations[other])
     return evaluations
+
+
+def evaluated(folder: Path) -> list[str]:
+    """Those of VOICES that have an evaluation in the folder, in that order."""
+    return [voice for voice in VOICES if (folder / voice / SCORES).is_file()]
 
 
 def check_comparable(one: str, first: Evaluation, other: str, second: Evaluation) -> None:

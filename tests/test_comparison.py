@@ -201,7 +201,8 @@ def test_comparison_tells_what_is_certain() -> None:
     assert "`swaralign listen grpo p-" in text
     turned = {"grpo": voices["sft"], "sft": voices["grpo"]}
     worse = render(turned, "sft", compare(turned, "sft", PARAMS))
-    assert "**grpo has a lower composite than sft**" in worse and "Other metrics better: none. Worse: CER, corpus;" in worse
+    assert "**grpo has a lower composite than sft**" in worse
+    assert "Other metrics better: none. Worse: CER, corpus;" in worse
 
 
 def test_comparison_tells_what_is_not_certain() -> None:
