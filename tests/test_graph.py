@@ -20,21 +20,30 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("swaralign", "stages", "flows")  # each imports itself and those before it
 OUTSIDE = ("tools", "benchmarks", "tests")  # these import the floors, never the other way round
 
-EVALUATIONS = {"evaluate@base", "evaluate@sft", "evaluate@grpo"}
-STAGES = {"assets", "split", "merge", "speaker", "train_grpo", *EVALUATIONS, "compare"}
+EVALUATIONS = {"evaluate@base", "evaluate@sft", "evaluate@dpo", "evaluate@kto", "evaluate@grpo"}
+COMPARED = {"compare", "report"}
+OFFLINE = {"preferences", "train_dpo", "train_kto", "evaluate@dpo", "evaluate@kto", *COMPARED}  # what the pool feeds
+SCORED = {"candidates", *OFFLINE, "train_grpo", *EVALUATIONS}
+STAGES = {"assets", "split", "merge", "speaker", *SCORED}
 
 # What an edit of a key reruns; the longest prefix counts. A new key needs a row here, and a thought.
-RERUNS = {
-    "runtime": {"merge", "speaker", "train_grpo", *EVALUATIONS, "compare"},
+RERUNS: dict[str, set[str]] = {
+    "runtime": {"merge", "speaker", *SCORED},
     "assets": STAGES,
-    "split": {"split", "train_grpo", *EVALUATIONS, "compare"},
-    "merge": {"merge", "speaker", "train_grpo", *EVALUATIONS, "compare"},
-    "speaker": {"speaker", "train_grpo", *EVALUATIONS, "compare"},
-    "rollout": {"train_grpo", *EVALUATIONS, "compare"},
-    "reward": {"train_grpo", *EVALUATIONS, "compare"},
-    "grpo": {"train_grpo", "evaluate@grpo", "compare"},
-    "evaluate": {*EVALUATIONS, "compare"},
-    "compare": {"compare"},
+    "split": {"split", *SCORED},
+    "merge": {"merge", "speaker", *SCORED},
+    "speaker": {"speaker", *SCORED},
+    "rollout": SCORED,
+    "reward": SCORED,
+    "candidates": {"candidates", *OFFLINE},
+    "preferences": OFFLINE,
+    "dpo": {"train_dpo", "evaluate@dpo", *COMPARED},
+    "kto": {"train_kto", "evaluate@kto", *COMPARED},
+    "grpo": {"train_grpo", "evaluate@grpo", *COMPARED},
+    "evaluate": {*EVALUATIONS, *COMPARED},
+    "compare": COMPARED,
+    "report": {"report"},
+    "tracking": set(),
     "flow": set(),
 }
 

@@ -18,17 +18,25 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = {
+SCHEDULE = {"updates": 3, "save_every": 1, "keep_checkpoints": 3}
+VALIDATION = {"every": 2, "prompts": 2}
+TINY: dict[str, Any] = {
     "split": {"window_rows": 12, "expected_train": 11, "held_out": 3},
+    "candidates": {"prompts": 4, "temperatures": [0.8, 1.2], "save_every": 4},
+    "preferences": {"pairs": {"min_margin": 0.0}},
+    "dpo": {"pairs_per_update": 2, "micro_batch": 2, "schedule": SCHEDULE, "validation": VALIDATION},
+    "kto": {"takes_per_update": 2, "micro_batch": 2, "schedule": SCHEDULE, "validation": VALIDATION},
     "grpo": {
         "prompts_per_update": 2, "samples_per_prompt": 2, "micro_batch": 2,
-        "schedule": {"updates": 3, "save_every": 1, "keep_checkpoints": 3}, "validation": {"every": 2, "prompts": 2},
+        "schedule": SCHEDULE, "validation": VALIDATION,
     },
     "evaluate": {"prompts": 3, "samples_per_prompt": 1},
     "compare": {"resamples": 200},
+    "report": {"prompts_with_audio": 2},
 }
-STAGES = ["assets", "split", "merge", "speaker", "train_grpo", "evaluate@base", "evaluate@sft", "evaluate@grpo",
-          "compare"]
+VOICES = ["base", "sft", "dpo", "kto", "grpo"]
+STAGES = ["assets", "split", "merge", "speaker", "candidates", "preferences", "train_dpo", "train_kto", "train_grpo",
+          *[f"evaluate@{voice}" for voice in VOICES], "compare", "report"]
 yaml = YAML()
 
 
@@ -115,21 +123,20 @@ def test_a_second_repro_runs_nothing(repository: Path) -> None:
 
 def test_an_edit_reruns_what_reads_it_and_nothing_else(repository: Path) -> None:
     edit_params(repository, {"compare": {"seed": 8}})
-    assert stages_run(dvc(repository, "repro")) == ["compare"]
-    edit_params(repository, {"compare": {"seed": TINY["compare"].get("seed", 7)}})
+    assert stages_run(dvc(repository, "repro")) == ["compare", "report"]
+    edit_params(repository, {"compare": {"seed": 7}})
     assert stages_run(dvc(repository, "repro")) == []  # the run cache has it
 
 
-def test_empty_caches_give_the_same_hashes_and_a_killed_training_resumes(
-    repository: Path, tmp_path: Path
-) -> None:
-    """A second repository, whose training is killed after its first checkpoint, ends with every hash of the first."""
+def test_empty_caches_give_the_same_hashes_and_what_was_killed_resumes(repository: Path, tmp_path: Path) -> None:
+    """A second repository, whose pool and training are killed on their way, ends with every hash of the first."""
     other = copy_repository(tmp_path / "other")
     dvc(other, "repro", "split", "speaker")
-    kill_after_first_checkpoint(other)
-    assert not (other / "data" / "train_grpo").exists()
+    kill_once_there_is(other, "candidates", "candidates/*/chunk-00000.parquet")
+    kill_once_there_is(other, "train_grpo", "train_grpo/*/checkpoint-1/complete.json")
+    assert not (other / "data" / "candidates").exists() and not (other / "data" / "train_grpo").exists()
     output = dvc(other, "repro")
-    assert "train_grpo" in stages_run(output)
+    assert {"candidates", "train_grpo"} < set(stages_run(output))
     runs = list((other / "runs" / "train_grpo").iterdir())
     assert len(runs) == 1 and (runs[0] / "checkpoint-3").is_dir()
     mine, theirs = (load_file(p / "data" / "train_grpo" / "adapter" / "adapter_model.safetensors")
@@ -138,14 +145,14 @@ def test_empty_caches_give_the_same_hashes_and_a_killed_training_resumes(
     assert lock(other) == lock(repository)
 
 
-def kill_after_first_checkpoint(repository: Path) -> None:
-    """Runs the training stage as dvc does, and kills it with SIGKILL once a checkpoint is whole."""
-    process = subprocess.Popen([sys.executable, "-m", "stages.train_grpo"], cwd=repository, env=environment(),
+def kill_once_there_is(repository: Path, stage: str, file: str) -> None:
+    """Runs a stage as dvc does, and kills it with SIGKILL once a file of its run folder is there."""
+    process = subprocess.Popen([sys.executable, "-m", f"stages.{stage}"], cwd=repository, env=environment(),
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 300
-    while not list((repository / "runs").glob("train_grpo/*/checkpoint-1/complete.json")):
+    while not list((repository / "runs").glob(file)):
         assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-        assert time.monotonic() < deadline, "no checkpoint within five minutes"
-        time.sleep(0.1)
+        assert time.monotonic() < deadline, f"no {file} within five minutes"
+        time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
