@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import soundfile as sf
 
+from swaralign import diagnostics
 from swaralign.artifacts import write_text
 from swaralign.checks import check
 from swaralign.params import load_params
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     use.set_defaults(run=run_recipe_use)
 
     add_commands(commands)
+    diagnostics.register(commands)
 
     listen = commands.add_parser("listen", help="write one evaluated take to a WAV file")
     listen.add_argument("method", help="the voice: base, sft, dpo, kto, grpo")

@@ -92,6 +92,11 @@ class OuteTtsVoice:
         waves = self.codec.decode([self.codes.parse(take.completion_ids) for take in takes])
         return [to_level(fade(wave, self.sample_rate_hz), self.sample_rate_hz) for wave in waves]
 
+    def round_trip(self, wave: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A (samples,) wave at the voice's rate, brought to the published level, and what its codec makes of it."""
+        level = to_level(wave, self.sample_rate_hz)
+        return level, self.codec.decode([self.codec.encode(level)])[0]
+
     def trl_tokenizer(self) -> PreTrainedTokenizerFast:
         """Every id under a name of its own, since sampled ids need not be those that their text tokenises to."""
         names = [f"<{index}>" for index in range(self.model.config.vocab_size)]

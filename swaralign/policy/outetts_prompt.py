@@ -136,20 +136,21 @@ def completion_prompt(text: str, profile: Profile) -> str:
     merged, mark = merge_text(normalise_text(text), profile.text)
     *words, last = profile.words
     closed = last.model_copy(update={"word": last.word + mark})
-    return f"{_opening(merged)}{_words([*words, closed])}\n{WORD_START}"
+    return f"{_opening(merged)}{words_text([*words, closed])}\n{WORD_START}"
 
 
 def training_text(profile: Profile) -> str:
     """A whole example of the training data: text, global features, every word, the end."""
     features = f"{GLOBAL_START}{_features(profile.global_features)}{GLOBAL_END}\n"
-    return f"{_opening(normalise_text(profile.text))}{features}{_words(profile.words)}\n{AUDIO_END}\n{EOS}\n"
+    return f"{_opening(normalise_text(profile.text))}{features}{words_text(profile.words)}\n{AUDIO_END}\n{EOS}\n"
 
 
 def _opening(text: str) -> str:
     return f"{BOS}\n{TEXT_START}{text}{TEXT_END}\n{AUDIO_START}\n"
 
 
-def _words(words: Sequence[ProfileWord]) -> str:
+def words_text(words: Sequence[ProfileWord]) -> str:
+    """Spoken words as the model reads and writes them, one a line."""
     return "\n".join(_word(word) for word in words)
 
 
