@@ -1,8 +1,8 @@
 """Where a run happens: the clone itself, or, for a run whose params are not those at hand, a git worktree of its own.
 
 A worktree lies in .dvc/tmp/flows/, under a name made of the tracked files and the params: the same run again finds it,
-outs and all. It shares DVC's cache, so that nothing is computed twice, and the checkpoints in runs/, so that a stopped
-training goes on. Neither the working tree nor the index of the clone is touched.
+outs and all. It begins from the clone's dvc.lock, shares DVC's cache, so that nothing is computed twice, and the
+checkpoints in runs/, so that a stopped training goes on. Neither the working tree nor the index of the clone is touched.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from swaralign.artifacts import fingerprint, write_text
 
 WORKTREES = Path(".dvc/tmp/flows")
 RUNS = Path("runs")
+REPLACED = ("params.yaml", "dvc.lock")  # a worktree has its own
 KEEP_S = 14 * 24 * 3600  # seconds that a worktree stays after its last run
 
 
@@ -41,8 +42,8 @@ def workspace(root: Path, params: str) -> Iterator[Path]:
         yield root
         return
     commit = _snapshot(root)
-    tree = _git(root, "rev-parse", f"{commit}^{{tree}}")
-    path = root / WORKTREES / fingerprint([tree, params])
+    files = [line for line in _git(root, "ls-tree", "-r", commit).splitlines() if line.split("\t")[1] not in REPLACED]
+    path = root / WORKTREES / fingerprint([files, params])
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path.parent / "lock", fcntl.LOCK_EX):
         _remove_old(root)
@@ -59,6 +60,8 @@ def _make(root: Path, path: Path, commit: str, params: str) -> None:
     _git(root, "worktree", "prune")
     _git(root, "worktree", "add", "--detach", str(path), commit)
     write_text(path / "params.yaml", params)
+    if (root / "dvc.lock").is_file():
+        shutil.copyfile(root / "dvc.lock", path / "dvc.lock")
     (root / RUNS).mkdir(exist_ok=True)
     (path / RUNS).symlink_to(root / RUNS)
     _share_cache(root, path)

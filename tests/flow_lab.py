@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -151,3 +152,15 @@ def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
         time.sleep(0.1)
+
+
+def alive(folder: Path) -> list[str]:
+    """Command lines of the processes whose working directory is a folder, zombies and workers left out."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return [line for line in found if "flows.worker" not in line]

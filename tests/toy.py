@@ -12,7 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
 RUNS = Path("runs")
 STEPS = 40
 
@@ -40,7 +45,9 @@ def train() -> None:
         print(f"train step {step}")
     if stubborn:
         stubborn.kill()
-    Path("data/train.txt").write_text("trained\n")
+    checkpoint.unlink()
+    read = [line for line in Path("params.yaml").read_text().splitlines(keepends=True) if "beta:" in line]
+    Path("data/train.txt").write_text("".join(read))
 
 
 def compare() -> None:

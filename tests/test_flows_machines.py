@@ -1,0 +1,128 @@
+"""The flow where machines fail or work together: a worker that ends, a server that goes, clones with one remote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from flow_lab import STAGES, Lab, alive, dvc, executed, make_repository, two_free_ports, until
+
+from flows import serve
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("prefect"))
+    yield lab
+    serve.stop(lab.server)
+
+
+@pytest.fixture
+def slow(lab: Lab, tmp_path: Path) -> Path:
+    """A repository whose `train` takes a second a step and has a child that does not heed SIGTERM."""
+    path = make_repository(tmp_path / "repository")
+    lab.deploy(path)
+    (path / "runs").mkdir()
+    (path / "runs/slow").touch()
+    return path
+
+
+def training(repository: Path) -> None:
+    step = repository / "runs/step"
+    until(lambda: step.exists() and int(step.read_text() or 0) >= 2)
+
+
+def test_sigterm_to_the_worker_stops_its_stages_and_the_run_says_so(lab: Lab, slow: Path) -> None:
+    params = slow / "params.yaml"
+    params.write_text(params.read_text().replace("grace_s: 20.0", "grace_s: 1.0"))
+    with lab.worker(slow) as worker:
+        run = lab.trigger()
+        training(slow)
+        worker.terminate()
+        assert worker.wait(30) == 0 and alive(slow) == []
+        assert lab.finish(run).state_name == "Crashed"
+    (slow / "runs/slow").unlink()
+    with lab.worker(slow):
+        again = lab.run()
+    assert lab.states(again) == {"source": "Cached", "right": "Cached", "train": "Completed", "compare": "Completed"}
+
+
+def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path) -> None:
+    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run."""
+    with lab.worker(slow, PREFECT_WORKER_QUERY_SECONDS="0.2"):
+        run = lab.trigger()
+        training(slow)
+        serve.stop(lab.server)
+        before = int((slow / "runs/step").read_text())
+        time.sleep(15)
+        assert int((slow / "runs/step").read_text()) >= before + 10
+        (slow / "runs/slow").unlink()
+        until(lambda: (slow / "results/comparison.md").exists())
+        lab.start()
+        assert lab.finish(run).state_name == "Completed"
+        assert lab.states(run) == dict.fromkeys(STAGES, "Completed")
+    assert Counter(executed(slow)) == Counter(STAGES)
+
+
+def two_clones_share(lab: Lab, tmp_path: Path, configure: list[tuple[str, ...]]) -> None:
+    """The same flow in two clones: what the first has run and pushed, the second pulls."""
+    clones = [make_repository(tmp_path / name) for name in ("one", "two")]
+    for clone in clones:
+        for arguments in configure:
+            dvc(clone, *arguments)
+    lab.deploy(clones[0])
+    for clone, state in zip(clones, ("Completed", "Cached"), strict=True):
+        with lab.worker(clone):
+            run = lab.run(pull=True, push=True)
+        assert run.state_name == "Completed" and lab.states(run) == dict.fromkeys(STAGES, state)
+        assert (clone / "results/comparison.md").exists()
+    assert Counter(executed(clones[0])) == Counter(STAGES) and executed(clones[1]) == []
+
+
+def test_two_clones_share_a_local_remote(lab: Lab, tmp_path: Path) -> None:
+    two_clones_share(lab, tmp_path, [("remote", "add", "--local", "-d", "shared", str(tmp_path / "remote"))])
+
+
+def test_two_clones_share_an_s3_remote(lab: Lab, tmp_path: Path) -> None:
+    port = two_free_ports()
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", serve.HOST, "-p", str(port)],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://{serve.HOST}:{port}"
+    try:
+        until(lambda: not serve.free(port))
+        httpx.put(f"{url}/bucket").raise_for_status()
+        settings = {"endpointurl": url, "access_key_id": "any", "secret_access_key": "any", "region": "us-east-1"}
+        two_clones_share(lab, tmp_path, [
+            ("remote", "add", "--local", "-d", "shared", "s3://bucket/dvc"),
+            *(("remote", "modify", "--local", "shared", *item) for item in settings.items()),
+        ])
+    finally:
+        serve.stop(server)
+
+
+def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
+    repository, port = make_repository(tmp_path / "repository"), two_free_ports()
+    command = [sys.executable, "-m", "flows.serve", "--port", str(port)]
+    env = {**os.environ, "PREFECT_HOME": str(tmp_path / "home")}
+    process = subprocess.Popen(command, cwd=repository, env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert any(f"The pipeline is at http://{serve.HOST}:{port} " in line for line in process.stdout)
+        found = httpx.post(f"http://{serve.HOST}:{port}/api/deployments/filter", json={}).json()
+        assert {deployment["name"] for deployment in found} == {"on-demand", "nightly", "weekly-full"}
+        assert httpx.get(f"http://{serve.HOST}:{port}/dashboard").status_code == 200
+        taken = subprocess.run(command, cwd=repository, env=env, capture_output=True, text=True)
+        assert taken.returncode == 1 and f"port {port} is taken" in taken.stderr
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        status = process.wait(90)
+    assert status == 0 and serve.free(port) and serve.free(port + 1) and alive(repository) == []
