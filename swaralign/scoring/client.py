@@ -47,7 +47,7 @@ class ScorerClient:
 
     def __init__(self, params: HttpParams, token: str | None = None) -> None:
         self._params = params
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {b"Authorization": f"Bearer {token}".encode()} if token else {}
         self._busy = dict.fromkeys(params.urls, 0)  # requests in flight, by URL still in
         self._out: dict[str, str] = {}
 

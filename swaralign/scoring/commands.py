@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from swaralign.scoring.conformance import findings
 from swaralign.scoring.plugins import REWARDS, AudioScorer, find_factory
-from swaralign.scoring.server import ServerSettings, listen, serve
+from swaralign.scoring.server import ScorerServer, ServerSettings, listen
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         logging.info("%s on http://%s:%d", arguments.scorer, f"[{host}]" if ":" in host else host, port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)  # the server handles both, then raises them again for us
-        serve(load, settings, listener)
+        ScorerServer(load, settings).run(listener)
     return 0
 
 

@@ -27,17 +27,16 @@ class Finding:
 
 def findings(url: str, token: str | None = None) -> Iterator[Finding]:
     """Ask the server at `url` (what comes before /score) for everything that the protocol promises, rule by rule."""
-    headers = {"Content-Type": "application/json"}
-    authorised = {"Authorization": f"Bearer {token}"} if token else {}
-    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=headers) as http:
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+        http.headers["Content-Type"] = "application/json"
         body = json.dumps(good_take()).encode()
         if token:
-            yield _expect(http, "a request without the token gets 401", 401, body, {})
-        http.headers.update(authorised)
+            yield _expect(http, "a request without the token gets 401", 401, body)
+            http.headers["Authorization"] = f"Bearer {token}"
         yield _health(http)
         yield _scores(http, "a conforming take gets a finite score", body)
         for name, malformed in malformed_bodies().items():
-            yield _expect(http, f"{name} gets 400 and a reason", 400, malformed, authorised)
+            yield _expect(http, f"{name} gets 400 and a reason", 400, malformed)
         yield _scores(http, "a conforming take gets a finite score after all that", body)
 
 
@@ -95,16 +94,14 @@ def _scores(http: httpx.Client, rule: str, body: bytes) -> Finding:
     return Finding(rule, status == 200, f"{status} {text}")
 
 
-def _expect(http: httpx.Client, rule: str, wanted: int, body: bytes, headers: dict[str, str]) -> Finding:
-    status, text = _ask(http, "POST", "/score", body, headers)
+def _expect(http: httpx.Client, rule: str, wanted: int, body: bytes) -> Finding:
+    status, text = _ask(http, "POST", "/score", body)
     return Finding(rule, status == wanted and bool(text), f"{status} {text or '(no reason)'}")
 
 
-def _ask(
-    http: httpx.Client, method: str, path: str, body: bytes | None, headers: dict[str, str] | None = None
-) -> tuple[int, str]:
+def _ask(http: httpx.Client, method: str, path: str, body: bytes | None) -> tuple[int, str]:
     try:
-        response = http.request(method, path, content=body, headers=headers)
+        response = http.request(method, path, content=body)
     except httpx.HTTPError as error:
         return 0, f"{type(error).__name__}: {error}"
     return response.status_code, response.text

@@ -46,14 +46,13 @@ class ServerSettings:
 
 
 class ScorerServer:
-    """The application around one scorer."""
+    """One scorer and the application around it."""
 
     def __init__(self, load: Callable[[], AudioScorer], settings: ServerSettings) -> None:
         self.settings = settings
         self.batcher = MicroBatcher(load, settings.max_batch, settings.places, settings.linger_s)
         self.metrics = Metrics(lambda: self.batcher.taken)
-        self.stopped: Callable[[asyncio.Task[None]], None] = lambda task: None  # called when the batcher ends
-        self.app = Starlette(
+        app = Starlette(
             routes=[
                 Route("/score", self._measured(self.score), methods=["POST"]),
                 Route("/score/batch", self._measured(self.score_batch), methods=["POST"]),
@@ -62,6 +61,19 @@ class ScorerServer:
             ],
             lifespan=self._lifespan,
         )
+        self._web = uvicorn.Server(uvicorn.Config(
+            app, http="h11", ws="none", lifespan="on", log_config=None, log_level="warning", access_log=False))
+        self._fault: BaseException | None = None
+
+    def run(self, listener: socket.socket) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT, then finish what is in flight. Raises what `load` raised."""
+        self._web.run(sockets=[listener])
+        if self._fault is not None:
+            raise self._fault
+
+    def stop(self) -> None:
+        """Take no new request; `run` returns when those in flight have their replies."""
+        self._web.should_exit = True
 
     async def score(self, request: Request) -> Response:
         """One take, one reply."""
@@ -148,37 +160,23 @@ class ScorerServer:
         if self.settings.token is None:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(given.encode(), self.settings.token.encode())
+        same = hmac.compare_digest(given.encode("latin-1"), self.settings.token.encode())
         if scheme.lower() != "bearer" or not same:
             raise Refused(401, "unauthorized", "a bearer token is needed, and this is not it")
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self.batcher.run())
-        task.add_done_callback(self.stopped)
+        task.add_done_callback(self._batcher_ended)
         yield
-        task.remove_done_callback(self.stopped)
         task.cancel()
         await asyncio.wait([task])
         self.batcher.close()
 
-
-def serve(load: Callable[[], AudioScorer], settings: ServerSettings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is in flight. Raises what `load` raised."""
-    scorer = ScorerServer(load, settings)
-    config = uvicorn.Config(scorer.app, http="h11", ws="none", lifespan="on", log_config=None, log_level="warning",
-                            access_log=False)
-    server = uvicorn.Server(config)
-    ended: list[asyncio.Task[None]] = []
-
-    def stop(task: asyncio.Task[None]) -> None:
-        ended.append(task)
-        server.should_exit = True
-
-    scorer.stopped = stop
-    server.run(sockets=[listener])
-    for task in ended:
-        task.result()
+    def _batcher_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._fault = task.exception()
+            self.stop()
 
 
 def listen(host: str, port: int) -> socket.socket:

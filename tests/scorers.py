@@ -1,0 +1,53 @@
+"""Cheap scorers that a server process of a test serves; what a take is worth stands in its prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from swaralign.scoring import AudioScorer, AudioTake, Scalar
+
+NOT_CALLABLE = 3
+
+
+class Number(AudioScorer):
+    """The number in the prompt, after `delay_s` a batch; some prompts are not numbers and do something else."""
+
+    def __init__(self, delay_s: float = 0.0, load_s: float = 0.0) -> None:
+        time.sleep(load_s)
+        self.delay_s = delay_s
+
+    def check(self, take: AudioTake) -> None:
+        if take.prompt == "unscorable":
+            raise ValueError("that cannot be scored")
+
+    def score(self, takes: Sequence[AudioTake]) -> list[float | Mapping[str, Scalar]]:
+        time.sleep(self.delay_s)
+        return [self._one(take, len(takes)) for take in takes]
+
+    def _one(self, take: AudioTake, batch: int) -> float | Mapping[str, Scalar]:
+        if take.prompt == "raises":
+            raise RuntimeError("this take breaks the model")
+        if take.prompt == "bare":
+            return np.float32(0.5)  # type: ignore[return-value]  # as a model hands it out
+        return {"score": float(take.prompt), "batch": batch, "seconds": len(take.wave) / take.sample_rate_hz}
+
+
+class Seconds(AudioScorer):
+    """The longer the better: a score that only the audio decides, and that no recogniser stands behind."""
+
+    def score(self, takes: Sequence[AudioTake]) -> list[float]:
+        return [len(take.wave) / take.sample_rate_hz - 3.0 for take in takes]
+
+
+class Short(AudioScorer):
+    """Forgets a take."""
+
+    def score(self, takes: Sequence[AudioTake]) -> list[float]:
+        return [1.0] * (len(takes) - 1)
+
+
+def unloadable() -> AudioScorer:
+    raise ValueError("its weights are missing; fetch them")
