@@ -10,8 +10,8 @@ from typing import Any
 import jiwer
 import numpy as np
 import pytest
+from evaluations import PARAMS, evaluation, random_voices, settings, take, tiny, write
 from scipy.stats import bootstrap, permutation_test
-from voices import PARAMS, evaluation, random_voices, settings, take, tiny, write
 
 from swaralign.comparison import (
     METRICS,

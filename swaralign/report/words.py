@@ -8,7 +8,7 @@ from typing import Any
 
 from swaralign.comparison import METRICS, Metric, excludes_zero, measured, minus
 
-JUDGED = {"wer_corpus": "WER", "cer_corpus": "CER", "mos": "MOS", "speaker_similarity": "speaker similarity"}
+REWARDED = {"mos": "MOS", "speaker_similarity": "speaker similarity"}  # where they have a weight
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def reading(result: Mapping[str, Any], start: str, settings: Mapping[str, Any]) 
 def caveats(result: Mapping[str, Any], voices: Sequence[str], start: str, settings: Mapping[str, Any]) -> list[str]:
     """What the numbers do not show."""
     metrics = measured(result, voices)
-    judged = ", ".join(["The composite", *(word for name, word in JUDGED.items() if name in metrics)])
+    weights = settings["reward"]["weights"]
+    judged = ", ".join(["Composite, WER, CER", *(word for name, word in REWARDED.items() if weights[name])])
     if "second_wer_corpus" in metrics:
         check = "The second ASR took no part in any reward: its WER is the check."
     else:
@@ -110,7 +111,8 @@ def _claim(result: Mapping[str, Any], voice: str, start: str) -> Claim:
         f"{number(composite['difference'], metric, '+')} {interval(composite, metric)}, "
         f"p {p_value(composite['p'])}"
     )
-    others = {name: each for name, each in found.items() if name != "composite" and METRICS[name].better != "neither"}
+    others = {name: found[name] for name, each in METRICS.items()
+              if name in found and name != "composite" and each.better != "neither"}
     better = [METRICS[name].label for name, each in others.items() if excludes_zero(each) and _gains(name, each)]
     worse = [METRICS[name].label for name, each in others.items() if excludes_zero(each) and not _gains(name, each)]
     rest = f"Other metrics better: {'; '.join(better) or 'none'}. Worse: {'; '.join(worse) or 'none'}."
