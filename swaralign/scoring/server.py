@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,9 +120,10 @@ class ScorerServer:
 
     async def _read(self, request: Request) -> Any:
         """The parsed body, never more of it than the limit."""
+        request.state.read = True
         limit, body = self.settings.max_body_bytes, bytearray()
         too_large = Refused(400, "too_large", f"the body is larger than {limit} bytes")
-        if int(request.headers.get("content-length", 0)) > limit:
+        if _announced(request) > limit:
             raise too_large
         try:
             async with asyncio.timeout(self.settings.body_timeout_s):
@@ -138,6 +139,21 @@ class ScorerServer:
         except ValueError as error:
             raise Refused(400, "malformed", str(error)) from error
 
+    async def _discard(self, request: Request) -> None:
+        """Let the body of a request that was refused unread arrive, and drop it: its sender would miss the reply.
+
+        Not so a body over the limit, which may be endless.
+        """
+        left = self.settings.max_body_bytes
+        if request.method != "POST" or _announced(request) > left:
+            return
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                async for chunk in request.stream():
+                    left -= len(chunk)
+                    if left < 0:
+                        return
+
     def _measured(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint behind the token, its refusals as replies, its latency and status in the metrics."""
 
@@ -148,6 +164,8 @@ class ScorerServer:
                 response = await endpoint(request)
             except Refused as refused:
                 self.metrics.failures.labels(refused.kind).inc()
+                if not hasattr(request.state, "read"):
+                    await self._discard(request)
                 response = _refusal(refused)
             self.metrics.requests.labels(path, response.status_code).inc()
             if response.status_code == 200:
@@ -186,6 +204,10 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+
+
+def _announced(request: Request) -> int:
+    return int(request.headers.get("content-length", 0))
 
 
 def _json(status: int, content: Any) -> Response:
