@@ -140,23 +140,14 @@ def prompt_sums(takes: pa.Table, catastrophic_wer: float) -> dict[str, np.ndarra
     Prompts stand in the order of their ids. A take where a metric is null adds to neither sum.
     """
     _, prompt = np.unique(takes.column("id").to_numpy(), return_inverse=True)
-    failed = np.array([bool(set(flags) & set(FAILURES)) for flags in takes.column("flags").to_pylist()])
-    catastrophic = failed | (takes.column("wer").to_numpy() >= catastrophic_wer)
-    rates = {"failure_rate": failed.astype(float), "catastrophic_rate": catastrophic.astype(float)}
-
-    def ratio(name: str) -> np.ndarray:
-        corpus = name.removesuffix("_corpus")
-        if name in rates:
-            above, below = rates[name], np.ones(len(takes))
-        elif corpus != name:
-            above, below = _numbers(takes, f"{corpus}_edits"), _numbers(takes, f"{corpus}_length")
-        else:
-            above = _numbers(takes, name.removesuffix("_mean"))
-            below = (~np.isnan(above)).astype(float)
-        return np.stack([np.bincount(prompt, np.nan_to_num(above)), np.bincount(prompt, below)], axis=1)
-
-    present = [name for name in METRICS if name in rates or _column(name) in takes.column_names]
-    return {name: sums for name in present if (sums := ratio(name))[:, 1].any()}
+    metrics = {}
+    for name in METRICS:
+        above, below = _ratio(takes, name, catastrophic_wer)
+        null = np.isnan(above) | np.isnan(below)
+        sums = [np.bincount(prompt, np.where(null, 0.0, part)) for part in (above, below)]
+        if not null.all():
+            metrics[name] = np.stack(sums, axis=1)
+    return metrics
 
 
 def per_prompt(takes: pa.Table, column: str) -> dict[str, float]:
@@ -197,13 +188,26 @@ def _paired(
     return {name: _round(value) for name, value in found.items()}
 
 
-def _column(name: str) -> str:
-    """The column of the takes that a metric is made of, or one of them."""
-    return f"{name.removesuffix('_corpus')}_edits" if name.endswith("_corpus") else name.removesuffix("_mean")
+def _ratio(takes: pa.Table, name: str, catastrophic_wer: float) -> tuple[np.ndarray, np.ndarray]:
+    """What each take adds to a metric's numerator and denominator."""
+    ones = np.ones(len(takes))
+    failed = np.array([bool(set(flags) & set(FAILURES)) for flags in takes.column("flags").to_pylist()])
+    if name == "failure_rate":
+        return failed.astype(float), ones
+    if name == "catastrophic_rate":
+        wer = _numbers(takes, "wer")
+        bad = (failed | (wer >= catastrophic_wer)).astype(float)
+        return np.where(np.isnan(wer), np.nan, bad), ones
+    if name.endswith("_corpus"):
+        units = name.removesuffix("_corpus")
+        return _numbers(takes, f"{units}_edits"), _numbers(takes, f"{units}_length")
+    return _numbers(takes, name.removesuffix("_mean")), ones
 
 
 def _numbers(takes: pa.Table, column: str) -> np.ndarray:
-    """A column as float64, nulls as not a number."""
+    """A column as float64, nulls as not a number; all of them if there is no such column."""
+    if column not in takes.column_names:
+        return np.full(len(takes), np.nan)
     return takes.column(column).cast(pa.float64()).to_numpy()
 
 

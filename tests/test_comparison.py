@@ -75,6 +75,18 @@ def test_a_metric_that_nothing_measured_is_left_out() -> None:
     assert "No second ASR was set" in text
 
 
+def test_takes_that_nothing_transcribed_have_no_rates_and_no_catastrophes() -> None:
+    """As from scorers that answer with a score alone."""
+    unheard = {"transcript": None, "flags": [], "second_transcript": None}
+    rates = [name for name in tiny()["sft"].takes.column_names if "wer" in name or "cer" in name]
+    voices = {name: evaluation([row | unheard | dict.fromkeys(rates) for row in each.takes.to_pylist()])
+              for name, each in tiny().items()}
+    result = compare(voices, "sft", PARAMS)
+    assert set(result["base"]) == {"composite", "mos", "speaker_similarity", "failure_rate", "duration_s"}
+    assert result["base"]["failure_rate"] == 0.0
+    assert "(not transcribed)" in render(voices, "sft", result)
+
+
 def test_a_voice_whose_takes_all_failed_has_no_similarity() -> None:
     voices = tiny()
     voices["base"] = evaluation([take(p, d, text, None) for p, text in enumerate(["a b c d", "a b"]) for d in range(2)])

@@ -29,7 +29,7 @@ def render(
             lines += ["", f"## {voice} less {start}", "", *_differences(result[minus(voice, start)], level(result))]
     lines += ["", "## How the numbers are made", "", *(f"- {note}" for note in reading(result, start, settings))]
     lines += ["", "## What they do not show", "",
-              *(f"- {note}" for note in caveats(result, voices, start, settings))]
+              *(f"- {note}" for note in caveats(result, voices, start))]
     lines += ["", *_examples(evaluations, start, best_voice(result, voices, start))]
     return "\n".join(lines) + "\n"
 
@@ -79,7 +79,9 @@ def first_draw(takes: pa.Table, prompt_id: str) -> dict[str, Any]:
 
 def heard(take: Mapping[str, Any]) -> str:
     """A take's transcript, or in brackets why it has none."""
-    return take["transcript"] or f"({', '.join(take['flags']) or 'nothing'})"
+    if take["transcript"] is None:
+        return f"({', '.join(take['flags']) or 'not transcribed'})"
+    return take["transcript"] or "(nothing)"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -60,7 +60,7 @@ def render_page(inputs: Inputs) -> str:
         table=_table(result, voices, start),
         differences=_differences(result, voices, start),
         reading=words.reading(result, start, settings),
-        caveats=words.caveats(result, voices, start, settings),
+        caveats=words.caveats(result, voices, start),
         clips=[prompts[prompt_id] for prompt_id in inputs.clips],
         prompts=list(prompts.values()),
         validations=_shared_charts(inputs.validations),

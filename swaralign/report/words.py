@@ -8,8 +8,6 @@ from typing import Any
 
 from swaralign.comparison import METRICS, Metric, excludes_zero, measured, minus
 
-REWARDED = {"mos": "MOS", "speaker_similarity": "speaker similarity"}  # where they have a weight
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -61,35 +59,33 @@ def reading(result: Mapping[str, Any], start: str, settings: Mapping[str, Any]) 
         "difference is in bold.",
         "p is how often a difference at least as large, either way, comes out when the two voices change places on "
         "prompts at random.",
-        f"The composite is the weighted mean of {_terms(settings['reward'])}.",
+        _composite(settings["reward"]),
         "A corpus rate is the edits of all takes over the words or characters of all texts; a mean is over takes. "
         f"A catastrophic failure is a take with a WER of {100 * result['catastrophic_wer']:g} % or more, or a failed "
         "one.",
-        "A failed take (silent, cut off, too long, ...) has composite 0 and error rates of 100 %. It has no MOS and no "
-        "speaker similarity: these are means over the takes that did not fail, so read them beside the failed takes.",
+        "A failed take (silent, cut off, too long, ...) counts with error rates of 100 %. It has no MOS and no speaker "
+        "similarity: these are means over the takes that did not fail, so read them beside the failed takes.",
     ]
 
 
-def caveats(result: Mapping[str, Any], voices: Sequence[str], start: str, settings: Mapping[str, Any]) -> list[str]:
+def caveats(result: Mapping[str, Any], voices: Sequence[str], start: str) -> list[str]:
     """What the numbers do not show."""
     metrics = measured(result, voices)
-    weights = settings["reward"]["weights"]
-    judged = ", ".join(["Composite, WER, CER", *(word for name, word in REWARDED.items() if weights[name])])
     if "second_wer_corpus" in metrics:
         check = "The second ASR took no part in any reward: its WER is the check."
     else:
         check = "No second ASR was set (`evaluate.second_asr`), so nothing here checks that."
     differences = sum(len(result[minus(voice, start)]) for voice in voices if voice != start)
-    share = 1 - result["confidence"]
+    chance = round((1 - result["confidence"]) * differences)
     notes = [
-        f"{judged} come from the models whose judgement training maximised: a voice can have learnt what they like. "
-        f"{check}",
-        f"The ASR hears at {settings['reward']['asr']['compute_type']} arithmetic, its language forced to "
-        f"{settings['reward']['asr']['language']}; rates under other settings, or of other prompts, are other numbers.",
+        "The composite and what it is made of come from the models whose judgement training maximised: a voice can "
+        f"have learnt what they like. {check}",
+        "Transcripts depend on the ASR and its settings (`reward.asr`); rates under others, or of other prompts, "
+        "are other numbers.",
         "Each method was trained once. The intervals speak for other prompts of this kind, not for other training "
         "seeds, texts or speakers.",
-        f"{differences} differences stand here, and nothing is corrected for their number: about "
-        f"{max(1, round(share * differences))} of them would exclude 0 by chance if no voice differed.",
+        f"{differences} differences stand here, and nothing is corrected for their number: about {max(1, chance)} of "
+        "them would exclude 0 by chance if no voice differed.",
         "The fixed validation of the trainings samples the first of the same held-out prompts, with other seeds. No "
         "stage decides anything by it, but settings that were tuned by those curves were tuned on a part of this test.",
     ]
@@ -123,7 +119,9 @@ def _gains(name: str, found: Mapping[str, float]) -> bool:
     return (found["difference"] > 0) == (METRICS[name].better == "higher")
 
 
-def _terms(reward: Mapping[str, Any]) -> str:
+def _composite(reward: Mapping[str, Any]) -> str:
+    if reward["kind"] == "http":
+        return f"The composite is the scorers' own score, {reward['http']['failed_score']:g} for a failed take."
     weights = reward["weights"]
     terms = {
         "error_rate": f"1 - {reward['metric'].upper()} (at least 0)",
@@ -132,4 +130,4 @@ def _terms(reward: Mapping[str, Any]) -> str:
     }
     total = sum(weights.values())
     shares = [f"{term}, {100 * weights[name] / total:.0f} %" for name, term in terms.items() if weights[name]]
-    return "; ".join(shares) + "; each mapped to [0, 1]"
+    return f"The composite is the weighted mean of {'; '.join(shares)}; each mapped to [0, 1], 0 for a failed take."
