@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stages import run
-from swaralign.assets import resolve
+from swaralign.assets import open_corpus
 from swaralign.params import load_params
 from swaralign.split import build_split
 
@@ -17,9 +17,7 @@ OUT = Path("data/split")
 
 def main() -> None:
     params = load_params()
-    folder = resolve("prompts", params.assets)
-    corpus = [folder / file for file in sorted(params.assets.prompts.files)]
-    build_split(corpus, params.assets.prompts, params.split, OUT)
+    build_split(open_corpus(params.assets), params.assets.prompts, params.split, OUT)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,32 @@
-"""What comes from outside: every file pinned by SHA-256, verified each time it is used, never silently replaced.
+"""What comes from outside: every file pinned, verified each time it is used, never silently replaced.
 
-The files themselves stay where they are (a folder, or the Python packages that ship them). `pin_assets` gives the
-record that the `assets` stage writes and the other stages depend on; `resolve` finds the verified files again.
+The files themselves stay where they are (a folder, the Python packages that ship them, or the hub's cache).
+`pin_assets` gives the record that the `assets` stage writes and the other stages depend on; `resolve` finds the
+verified files again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swaralign.artifacts import atomic_folder, fingerprint
-from swaralign.params import AssetsParams, LocalAsset, PackageAsset
+from swaralign import hub
+from swaralign.artifacts import atomic_folder, fingerprint, sha256_file
+from swaralign.conversion import to_ctranslate2
+from swaralign.params import AssetsParams, FileAsset, HubAsset, HubRowsAsset, PackageAsset
 
+UNREAD = (".md", ".gitattributes")  # what no loader reads, but every repository of the hub holds
 _CHUNK_BYTES = 1 << 20
 
 
 def pin_assets(assets: AssetsParams, root: Path = Path()) -> dict[str, dict[str, Any]]:
     """Verify every file of every asset that is not null; returns {asset name: {"source", "id", "revision", "files"}}.
 
-    Holds no path of this machine, so that it is the same wherever the same files are found.
+    Files of the hub are fetched. `files` holds the SHA-256 of each, found where none is pinned; of rows of the hub,
+    that which the commit records. Holds no path of this machine, so that it is the same wherever the same files are.
     Raises ValueError as `resolve` does.
     """
     pinned = {}
@@ -30,38 +34,60 @@ def pin_assets(assets: AssetsParams, root: Path = Path()) -> dict[str, dict[str,
         asset = getattr(assets, name)
         if asset is None:
             continue
-        resolve(name, assets, root)
-        pinned[name] = {
-            "source": asset.source,
-            "id": asset.id,
-            "revision": asset.revision,
-            "files": dict(sorted(asset.files.items())),
-        }
+        pinned[name] = {"source": asset.source, "id": asset.id, "revision": asset.revision,
+                        "files": dict(sorted(_hashes(name, assets, root).items()))}
+        if getattr(asset, "convert", None):
+            pinned[name]["convert"] = asset.convert
     return pinned
+
+
+def _hashes(name: str, assets: AssetsParams, root: Path) -> dict[str, str]:
+    asset: FileAsset | HubRowsAsset = getattr(assets, name)
+    if isinstance(asset, HubRowsAsset):
+        return {file.path: file.sha256 for file in hub.list_rows(name, asset)}
+    resolve(name, assets, root)
+    return {file: sha256 or sha256_file(locate(name, assets, root)[file][0]) for file, sha256 in asset.files.items()}
+
+
+def open_corpus(assets: AssetsParams, root: Path = Path()) -> list[Path | hub.HubFile]:
+    """The files of the corpus in the order of their names: verified ones, or those on the hub that are read in place.
+
+    Raises ValueError as `resolve` does.
+    """
+    if isinstance(assets.prompts, HubRowsAsset):
+        return [*hub.list_rows("prompts", assets.prompts)]
+    folder = resolve("prompts", assets, root)
+    return [folder / file for file in sorted(assets.prompts.files)]
 
 
 def resolve(name: str, assets: AssetsParams, root: Path = Path()) -> Path:
     """The folder that holds an asset's files, each verified by its hash just now.
 
-    Whole files side by side are used in place, in their folder (relative to `root`) or their package. Split ones are
-    joined once in the cache, `$SWARALIGN_CACHE` or `~/.cache/swaralign`.
+    Whole files side by side are used in place, in their folder (relative to `root`), their package or the hub's
+    cache, into which they are fetched if need be. Split ones are joined once in the cache, `$SWARALIGN_CACHE` or
+    `~/.cache/swaralign`, and what is to be converted is converted there once.
 
     Raises:
-        ValueError: a file or a package is missing, a hash is wrong, or the base is not one unsharded checkpoint;
-            names the asset, the file, what was expected and found, and what to do.
+        ValueError: a file or a package is missing, a hash is wrong, the hub does not give it, or the base is not one
+            unsharded checkpoint; names the asset, the file, what was expected and found, and what to do.
     """
-    asset: LocalAsset | PackageAsset = getattr(assets, name)
-    pieces = locate(name, assets, root)
+    asset: FileAsset = getattr(assets, name)
+    if isinstance(asset, HubAsset):
+        for file in asset.files:
+            hub.fetch(name, asset, file)
+    pieces, files = locate(name, assets, root), dict(asset.files)
     if folder := _common_folder(pieces):
         _verify(name, asset, pieces)
     else:
-        folder = _cache_folder(asset.files)
-        if not _holds(folder, asset.files):
+        folder = _cache_folder(files)
+        if not _holds(folder, files):
             _verify(name, asset, pieces)
             _join(pieces, folder)
     if name == "base":
         check_unsharded(folder)
-        _check_nothing_else(folder, asset.files)
+        _check_nothing_else(folder, files)
+    if not isinstance(asset, PackageAsset) and asset.convert:
+        return to_ctranslate2(name, folder, list(files))
     return folder
 
 
@@ -76,9 +102,11 @@ def resolve_file(name: str, assets: AssetsParams, root: Path = Path()) -> Path:
 def locate(name: str, assets: AssetsParams, root: Path = Path()) -> dict[str, list[Path]]:
     """Where the pieces of each file of an asset lie, in the order in which they are joined; nothing is read.
 
-    Raises ValueError if a file or a package is missing, as `resolve` does.
+    Raises ValueError if a file or a package is missing, as `resolve` does, or if it was not fetched yet.
     """
-    asset: LocalAsset | PackageAsset = getattr(assets, name)
+    asset: FileAsset = getattr(assets, name)
+    if isinstance(asset, HubAsset):
+        return {file: [hub.cached(name, asset, file)] for file in asset.files}
     if isinstance(asset, PackageAsset):
         return {file: [_find_part(name, file, part) for part in asset.parts[file]] for file in asset.files}
     folder = root / Path(asset.path).expanduser()
@@ -104,10 +132,10 @@ def check_unsharded(checkpoint: Path) -> None:
         )
 
 
-def _check_nothing_else(checkpoint: Path, files: Mapping[str, str]) -> None:
+def _check_nothing_else(checkpoint: Path, files: Iterable[str]) -> None:
     """A loader reads what it finds: a file that nothing pins would change the base without changing a hash."""
     found = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
-    if others := sorted(found - set(files)):
+    if others := sorted(path for path in found - set(files) if not path.endswith(UNREAD)):
         raise ValueError(
             f"assets.base: {checkpoint} holds files that assets.base.files does not pin: {', '.join(others)}; "
             "pin them or take them out"
@@ -132,15 +160,25 @@ def _find_part(name: str, file: str, part: str) -> Path:
     return path
 
 
-def _verify(name: str, asset: LocalAsset | PackageAsset, pieces: Mapping[str, Sequence[Path]]) -> None:
+def _verify(name: str, asset: FileAsset, pieces: Mapping[str, Sequence[Path]]) -> None:
     for file, expected in asset.files.items():
-        found = _sha256_joined(pieces[file])
-        if found != expected:
-            raise ValueError(
-                f"assets.{name}: {file} is not the pinned one: expected SHA-256 {expected}, found {found} "
-                f"in {' + '.join(map(str, pieces[file]))}; fetch it again from {asset.id} at revision "
-                f"{asset.revision}, or, if this file is meant, write its hash into assets.{name}.files"
-            )
+        paths = pieces[file]
+        if expected is None:
+            fault = hub.commit_hash_fault(paths[0])
+        else:
+            found = _sha256_joined(paths)
+            fault = None if found == expected else f"expected SHA-256 {expected}, found {found}"
+        if fault:
+            raise ValueError(f"assets.{name}: {file} is not the pinned one: {fault} in {' + '.join(map(str, paths))}; "
+                             + _remedy(name, asset))
+
+
+def _remedy(name: str, asset: FileAsset) -> str:
+    if isinstance(asset, HubAsset):
+        return (f"delete it, so that it is fetched again from {asset.id} at revision {asset.revision}, or, if this "
+                f"file is meant, write its hash into assets.{name}.files")
+    return (f"fetch it again from {asset.id} at revision {asset.revision}, or, if this file is meant, write its hash "
+            f"into assets.{name}.files")
 
 
 def _sha256_joined(paths: Sequence[Path]) -> str:
@@ -162,12 +200,11 @@ def _common_folder(pieces: Mapping[str, Sequence[Path]]) -> Path | None:
     return folder if in_place else None
 
 
-def _cache_folder(files: Mapping[str, str]) -> Path:
-    cache = Path(os.environ.get("SWARALIGN_CACHE") or Path.home() / ".cache" / "swaralign")
-    return cache / "assets" / fingerprint(dict(files))
+def _cache_folder(files: Mapping[str, str | None]) -> Path:
+    return hub.cache_root() / "assets" / fingerprint(dict(files))
 
 
-def _holds(folder: Path, files: Mapping[str, str]) -> bool:
+def _holds(folder: Path, files: Mapping[str, str | None]) -> bool:
     return all((folder / file).is_file() and _sha256_joined([folder / file]) == sha for file, sha in files.items())
 
 

@@ -17,7 +17,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 
 from swaralign.assets import locate, resolve
-from swaralign.params import AssetsParams, Params, RewardParams, RuntimeParams, load_params
+from swaralign.hub import is_cached
+from swaralign.params import AssetsParams, HubAsset, HubRowsAsset, Params, RewardParams, RuntimeParams, load_params
 
 GIB = 2**30
 ENGINE_PACKAGES = {"distillmos": "distillmos", "utmos": "utmos_pytorch", "resemblyzer": "resemblyzer",
@@ -127,6 +128,11 @@ def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact
     """The bytes of all assets that are there, and a fact for each asset; `full` verifies their hashes."""
     total, facts = 0, []
     for name in (name for name in AssetsParams.model_fields if getattr(params, name)):
+        asset = getattr(params, name)
+        if isinstance(asset, HubRowsAsset) or (isinstance(asset, HubAsset) and not is_cached(asset)):
+            what = "read there in place" if isinstance(asset, HubRowsAsset) else "to be fetched by the first run"
+            facts.append(Fact("assets", f"{name}: {asset.id} on the hub at {asset.revision[:12]}, {what}"))
+            continue
         try:
             size = _bytes_of(name, params, root)
             if full:
@@ -136,7 +142,7 @@ def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact
             continue
         total += size
         state = "every hash is right" if full else "present"
-        facts.append(Fact("assets", f"{name}: {getattr(params, name).id}, {size / 1e6:.1f} MB, {state}"))
+        facts.append(Fact("assets", f"{name}: {asset.id}, {size / 1e6:.1f} MB, {state}"))
     return total, facts
 
 

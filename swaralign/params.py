@@ -14,6 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]  # a branch or a tag moves
+HubId = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -35,6 +37,7 @@ class LocalAsset(Section):
     id: str
     revision: str
     files: dict[str, Sha256] = Field(min_length=1)
+    convert: Literal["ctranslate2"] | None = None  # a key of its own only where it is wanted
 
 
 class PackageAsset(Section):
@@ -54,14 +57,36 @@ class PackageAsset(Section):
         return self
 
 
-Asset = Annotated[LocalAsset | PackageAsset, Field(discriminator="source")]
+class HubAsset(Section):
+    """Files of a repository on the hub at one commit. A hash of null means that the commit alone pins the file."""
+
+    source: Literal["hub"]
+    repo_type: Literal["model", "dataset"]
+    id: HubId
+    revision: Commit
+    files: dict[str, Sha256 | None] = Field(min_length=1)
+    convert: Literal["ctranslate2"] | None = None
+
+
+class HubRowsAsset(Section):
+    """Parquet files of a hub dataset at one commit, read in place: columns are fetched, files are not."""
+
+    source: Literal["hub_rows"]
+    id: HubId
+    revision: Commit
+    pattern: Annotated[str, Field(pattern=r"\.parquet$")]
+
+
+FileAsset = LocalAsset | PackageAsset | HubAsset
+Asset = Annotated[FileAsset, Field(discriminator="source")]
+RowsAsset = Annotated[FileAsset | HubRowsAsset, Field(discriminator="source")]
 
 
 class AssetsParams(Section):
     base: Asset
     adapter: Asset | None
-    reference: Asset
-    prompts: Asset
+    reference: Asset | None
+    prompts: RowsAsset
     asr: Asset
     second_asr: Asset | None
     mos: Asset | None
@@ -110,9 +135,14 @@ class MergeParams(Section):
     expected_modules: Count
 
 
+class DatasetSpeakerParams(Section):
+    speaker_id: str | None
+
+
 class SpeakerParams(Section):
     kind: Literal["x_vector"] = "x_vector"
     min_duration_s: Positive
+    dataset: DatasetSpeakerParams | None = None  # a key of its own only where there is no assets.reference
 
 
 class ProfileParams(Section):
@@ -486,6 +516,20 @@ class Params(Section):
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "
                              f"but split.expected_train is {self.split.expected_train}")
+        return self
+
+    @model_validator(mode="after")
+    def _speaker_has_a_clip(self) -> Self:
+        dataset = self.speaker.dataset if isinstance(self.speaker, SpeakerParams) else None
+        if (dataset is None) == (self.assets.reference is None):
+            raise ValueError("the speaker comes from assets.reference, a clip, or from speaker.dataset, a row of the "
+                             "corpus: give one of them, and null for the other")
+        if dataset and self.split.source != "corpus":
+            raise ValueError(f"speaker.dataset needs a corpus with audio, but split.source is {self.split.source!r}; "
+                             "name a clip as assets.reference")
+        if dataset and self.reward.similarity.engine != "none":
+            raise ValueError(f"reward.similarity.engine is {self.reward.similarity.engine!r}, which compares with "
+                             "assets.reference, but that is null; name a clip there, or set the engine to none")
         return self
 
     @model_validator(mode="after")

@@ -2,30 +2,28 @@
 
 Of a corpus, by the published rules: in dataset order, the first `window_rows` rows of one scenario are the training
 window; the next `held_out` passing rows of that scenario are held out. A row passes if its duration and its SNR lie
-within the bounds, both ends included, and its text can be spoken. Only five columns are read, and no
-audio. Of lists, every sentence.
+within the bounds, both ends included, and its text can be spoken. Only five columns are read, no audio, and no row
+after the last one that is held out. Of lists, every sentence.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from swaralign.artifacts import atomic_folder, content_sha256, sha256_file, write_json, write_parquet
-from swaralign.params import LocalAsset, PackageAsset, SplitParams, TextSplitParams
+from swaralign.corpus import read_rows
+from swaralign.hub import HubFile
+from swaralign.params import FileAsset, HubRowsAsset, SplitParams, TextSplitParams
 
-TEXT_COLUMNS = ("text", "normalized", "scenario")
-COLUMNS = (*TEXT_COLUMNS, "duration", "snr")
 SCENARIOS = ("Read", "Extempore")
 REASONS = ("duration", "snr", "text")  # of a rejection; the first that applies is counted
 
@@ -57,19 +55,20 @@ class Side:
 
 
 def build_split(
-    corpus: Sequence[Path], dataset: LocalAsset | PackageAsset, params: SplitParams | TextSplitParams, out: Path
+    corpus: Sequence[Path | HubFile], dataset: FileAsset | HubRowsAsset, params: SplitParams | TextSplitParams,
+    out: Path,
 ) -> None:
     """Write train.parquet, validation.parquet (rows in verl's format) and manifest.json into the folder `out`.
 
-    `corpus`: parquet files whose rows follow one another, or text files, as the params say. `dataset` gives the id
-    and revision that are recorded.
+    `corpus`: parquet files, here or on the hub, whose rows follow one another, or text files here, as the params say.
+    `dataset` gives the id and revision that are recorded.
 
     Raises:
         ValueError: a column is missing or of the wrong kind, a scenario is unknown, a duration or SNR is not a
             number, the counts are not those of the params, or a text stands on both sides; names row, value, remedy.
     """
     if isinstance(params, TextSplitParams):
-        train, validation = collect_texts(corpus, params)
+        train, validation = collect_texts([source for source in corpus if isinstance(source, Path)], params)
     else:
         train, validation = collect(read_rows(corpus), params)
     check_leakage(train.prompts, validation.prompts, params.id_prefix)
@@ -105,57 +104,16 @@ def describe(params: SplitParams | TextSplitParams) -> str:
     )
 
 
-def read_rows(corpus: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The five columns of every row in order; text columns that are class labels are decoded by their names.
-
-    Raises ValueError if a column is missing, or a text column holds anything but strings or named labels.
-    """
-    for path in corpus:
-        try:
-            schema = pq.read_schema(path)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a parquet file: {error}") from error
-        missing = [column for column in COLUMNS if column not in schema.names]
-        if missing:
-            raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(schema.names)}")
-        table = pq.read_table(path, columns=list(COLUMNS))
-        columns = {name: table.column(name).to_pylist() for name in COLUMNS}
-        for name in TEXT_COLUMNS:
-            columns[name] = _as_text(columns[name], name, schema, path)
-        for values in zip(*columns.values(), strict=True):
-            yield dict(zip(COLUMNS, values, strict=True))
-
-
-def _as_text(values: list[Any], column: str, schema: pa.Schema, path: Path) -> list[str | None]:
-    kind = schema.field(column).type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
-        return values
-    names = _label_names(schema, column)
-    if names is None or not pa.types.is_integer(kind):
-        raise ValueError(
-            f"{path}: column {column} holds {kind}, not strings, and the file records no label names to decode it by; "
-            "fetch the pinned revision of the corpus, or a copy whose text columns are strings"
-        )
-    for index, value in enumerate(values):
-        if value is not None and not 0 <= value < len(names):
-            raise ValueError(f"{path}: row {index} of column {column} is label {value}, but it has {len(names)} names")
-    return [None if value is None else names[value] for value in values]
-
-
-def _label_names(schema: pa.Schema, column: str) -> list[str] | None:
-    """The names of a class-label column, from the features that `datasets` writes into a parquet file's metadata."""
-    recorded = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = recorded.get("info", {}).get("features", {}).get(column, {})
-    return feature.get("names")
-
-
 def collect(rows: Iterable[Mapping[str, Any]], params: SplitParams) -> tuple[Side, Side]:
-    """Judge rows in order; returns the training window's side and the held-out side. Raises ValueError (see above)."""
+    """Judge rows in order; returns the training window's side and the held-out side. Raises ValueError (see above).
+
+    Takes no row after the last one that is held out.
+    """
     train, validation, seen = Side(), Side(), 0
     for index, row in enumerate(rows):
         if row["scenario"] not in SCENARIOS:
             raise ValueError(f"row {index}: scenario is {row['scenario']!r}, must be one of {', '.join(SCENARIOS)}")
-        if row["scenario"] != params.scenario or len(validation.prompts) == params.held_out:
+        if row["scenario"] != params.scenario:
             continue
         seen += 1
         side = train if seen <= params.window_rows else validation
@@ -164,6 +122,8 @@ def collect(rows: Iterable[Mapping[str, Any]], params: SplitParams) -> tuple[Sid
             side.rejected[reason] += 1
         else:
             side.prompts.append(Prompt(index, _text(row), (row["text"] or "").strip()))
+        if len(validation.prompts) == params.held_out:
+            break
     _check_counts(train, validation, seen, params)
     return train, validation
 

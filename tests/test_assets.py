@@ -41,7 +41,8 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AssetsParams:
     monkeypatch.setenv("SWARALIGN_CACHE", str(tmp_path / "cache"))
     asr = PackageAsset(source="package", id="house/asr", revision="r9", files={"model.bin": sha(b"first,second")},
                        parts={"model.bin": ["asr_part_one/model.part", "asr_part_two/model.part"]})
-    return AssetsParams(**{name: local(name, files) for name, files in contents.items()}, asr=asr)
+    return AssetsParams(**{name: local(name, files) for name, files in contents.items()}, asr=asr,
+                        second_asr=None, mos=None, speaker_encoder=None)
 
 
 def repinned(assets: AssetsParams, name: str, **changes: object) -> AssetsParams:

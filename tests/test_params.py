@@ -62,7 +62,7 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         ("reward.metric", "mos", ["reward.metric:", "'cer' or 'wer'", "'mos'"]),
         ("runtime.device", "gpu", ["runtime.device:", "'cpu' or 'cuda'", "'gpu'"]),
         ("assets.reference.files", {"reference.flac": "15a9"}, ["assets.reference.files.reference.flac:", "'15a9'"]),
-        ("assets.base.source", "hub", ["assets.base:", "'hub'", "'local', 'package'"]),
+        ("assets.base.source", "web", ["assets.base:", "'web'", "'local', 'package', 'hub'"]),
         ("grpo.schedule.learning_rate", float("inf"), ["grpo.schedule.learning_rate:", "finite number"]),
         ("split.min_snr_db", float("nan"), ["split.min_snr_db:", "finite number"]),
         ("grpo.schedule.keep_checkpoints", 1, ["grpo.schedule.keep_checkpoints:", "greater than or equal to 2"]),

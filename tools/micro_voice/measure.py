@@ -19,6 +19,7 @@ import torch
 
 from swaralign.assets import resolve, resolve_file
 from swaralign.audio import resample
+from swaralign.corpus import read_rows
 from swaralign.evaluation import evaluate_takes, summarise
 from swaralign.mlx_lora import read_adapter
 from swaralign.params import Params, SpeakerParams, SplitParams, load_params
@@ -26,7 +27,7 @@ from swaralign.policy import load_policy
 from swaralign.rewards.asr import Transcriber
 from swaralign.rewards.scorer import Scorer
 from swaralign.speaker import EXTRACTOR_HZ, extract, read_reference
-from swaralign.split import collect, prompt_id, read_rows
+from swaralign.split import collect, prompt_id
 from tools.micro_voice.lora import save_merged
 
 
