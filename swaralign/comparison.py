@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swaralign.flags import FAILURES
 from swaralign.paired import bootstrap_interval, difference, resample_prompts, sign_flip_p, swap_prompts
 from swaralign.params import CompareParams
-from swaralign.rewards.guard import FAILURES
 
 VOICES, START = ("base", "sft", "dpo", "kto", "grpo"), "sft"  # everywhere in this order; what the others started from
 KEY = ("id", "draw", "seed", "text")  # what makes two takes comparable

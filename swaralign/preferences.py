@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swaralign.artifacts import atomic_folder, sha256_file, sha256_tree, write_json, write_parquet
+from swaralign.flags import FAILURES
 from swaralign.params import LabelsParams, PairsParams, PreferencesParams
-from swaralign.rewards.guard import FAILURES
 
 log = logging.getLogger(__name__)
 PAIRS, LABELS = "pairs.parquet", "labels.parquet"

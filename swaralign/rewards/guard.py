@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
+from swaralign.flags import FAILURES as FAILURES
+from swaralign.flags import GUARD_REASONS as GUARD_REASONS
 from swaralign.params import GuardParams
-
-GUARD_REASONS = ("empty", "nonfinite", "silent", "constant", "too_short", "too_long")
-FAILURES = (*GUARD_REASONS, "truncated")  # flags of a failed take: the worst composite, no model is asked
 
 
 def guard(wave: np.ndarray, sample_rate_hz: int, params: GuardParams, window_s: float) -> str | None:

@@ -15,16 +15,16 @@ import torch
 
 from swaralign.assets import resolve, resolve_file
 from swaralign.audio import read_audio
+from swaralign.flags import FAILURES as FAILURES
+from swaralign.flags import FLAGS as FLAGS
 from swaralign.params import Params, RewardParams
 from swaralign.rewards.asr import Transcriber, repeats
 from swaralign.rewards.composite import WORST, composite
-from swaralign.rewards.guard import FAILURES as FAILURES
 from swaralign.rewards.guard import guard
 from swaralign.rewards.mos import MosPredictor, load_mos
 from swaralign.rewards.similarity import Encoder, SpeakerSimilarity, load_encoder
 from swaralign.rewards.text import Errors, TextRule, character_errors, reference_text, word_errors
 
-FLAGS = (*FAILURES, "repeats")
 Measured = tuple[str | None, float | None, float | None]  # transcript, MOS, similarity of a take
 UNHEARD: Measured = (None, None, None)
 
