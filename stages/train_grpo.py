@@ -19,7 +19,9 @@ from swaralign.params import load_params
 from swaralign.policy import load_policy
 from swaralign.rewards.scorer import load_scorer
 from swaralign.runs import run_folder, stage_inputs
-from swaralign.training.grpo import train_grpo, write_training
+from swaralign.training.common import write_training
+from swaralign.training.grpo import train_grpo
+from swaralign.training.tracking import load_tracker
 
 STAGE, OUT = "train_grpo", Path("data/train_grpo")
 CHECKPOINT, SPEAKER = Path("data/merge/checkpoint"), Path("data/speaker/embedding.json")
@@ -30,11 +32,12 @@ def main() -> None:
     params = load_params()
     runtime = params.runtime
     torch.set_num_threads(runtime.threads)
+    tracker = load_tracker(params, STAGE)
     train, held_out = read_prompts(TRAIN), read_prompts(HELD_OUT, params.grpo.validation.prompts)
     scorer = load_scorer(params, CHECKPOINT)
     voice = load_policy(CHECKPOINT, json.loads(SPEAKER.read_text()), params.rollout, runtime)
     inputs = stage_inputs(STAGE, params)
-    result = train_grpo(voice, train, held_out, scorer, params.grpo, runtime, run_folder(STAGE, inputs))
+    result = train_grpo(voice, train, held_out, scorer, params.grpo, runtime, run_folder(STAGE, inputs), tracker)
     write_training(OUT, result, inputs)
 
 

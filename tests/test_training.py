@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,11 @@ from safetensors.torch import load_file
 from swaralign import artifacts
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import GrpoParams, Params, load_params
-from swaralign.policy import load_policy
-from swaralign.policy.base import TrainableVoice
-from swaralign.rewards.scorer import TakeScore
 from swaralign.training import common
+from swaralign.training.common import StartsAtReference, write_training
 from swaralign.training.curves import GRPO_COLUMNS, curve_rows
-from swaralign.training.grpo import GrpoResult, StartsAtReference, plan_prompts, train_grpo, write_training
-
-ROOT = Path(__file__).resolve().parent.parent
-BASE = ROOT / "data" / "demo" / "base"
-TEXTS = ["Do you like red cars?", "The weather in London is sunny today.", "My brother bought a blue book.",
-         "We need two apples and five tickets."]
-PROMPTS = [{"id": f"p{index}", "text": text} for index, text in enumerate(TEXTS)]
-
-
-class LengthScorer:
-    """A reward that is easy to learn and costs nothing: the longer the take, the better, up to `full_s` seconds."""
-
-    def __init__(self, full_s: float = 4.0) -> None:
-        self.full_s = full_s
-
-    def score(
-        self, waves: Sequence[np.ndarray], texts: Sequence[str], truncated: Sequence[bool], sample_rate_hz: int
-    ) -> list[TakeScore]:
-        return [self._one(len(wave) / sample_rate_hz) for wave in waves]
-
-    def check(self, prompts: Sequence[dict[str, str]]) -> None:
-        """Any text will do: only its length is heard."""
-
-    def _one(self, seconds: float) -> TakeScore:
-        missing = 1 - min(1.0, seconds / self.full_s)
-        return TakeScore(1 - missing, missing, missing, missing, missing, 0, 1, 0, 1, None, None, "", ())
+from swaralign.training.grpo import plan_prompts, train_grpo
+from tests.voices import BASE, PROMPTS, ROOT, LengthScorer, adapter, difference, qwen3_tts
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +38,22 @@ def settings(params: Params, **changes: Any) -> GrpoParams:
     return GrpoParams.model_validate(data | changes)
 
 
-def new_voice(params: Params, max_frames: int) -> TrainableVoice:
-    torch.set_num_threads(2)
-    speaker = torch.randn(256, generator=torch.Generator().manual_seed(5)) * 0.15
-    rollout = params.rollout.model_copy(update={"max_frames": max_frames})
-    return load_policy(BASE, speaker.tolist(), rollout, params.runtime)
-
-
-def train(params: Params, folder: Path, **changes: Any) -> GrpoResult:
-    voice = new_voice(params, changes.pop("max_frames", 96))
+def train(params: Params, folder: Path, **changes: Any) -> common.Training:
+    voice = qwen3_tts(params, changes.pop("max_frames", 96))
     scorer: Any = LengthScorer()
     return train_grpo(voice, PROMPTS, PROMPTS, scorer, settings(params, **changes), params.runtime, folder)
 
 
-def adapter(result: GrpoResult) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in result.trainer.model.named_parameters() if "lora_" in name}
-
-
-def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys() and len(a) == 2 * 7 * 5
-    return max((a[name] - b[name]).abs().max().item() for name in a)
-
-
 @pytest.fixture(scope="module")
-def trained(params: Params, tmp_path_factory: pytest.TempPathFactory) -> GrpoResult:
+def trained(params: Params, tmp_path_factory: pytest.TempPathFactory) -> common.Training:
     return train(params, tmp_path_factory.mktemp("run"))
 
 
-def rows(result: GrpoResult) -> list[dict[str, Any]]:
+def rows(result: common.Training) -> list[dict[str, Any]]:
     return curve_rows(result.trainer.state.log_history, GRPO_COLUMNS)
 
 
-def test_the_policy_is_its_reference_before_the_first_update(trained: GrpoResult) -> None:
+def test_the_policy_is_its_reference_before_the_first_update(trained: common.Training) -> None:
     first, second = rows(trained)
     assert first["kl"] == pytest.approx(0, abs=1e-7) and first["clip_fraction"] == 0
     assert second["kl"] > 0
@@ -106,9 +63,13 @@ def test_a_policy_that_starts_elsewhere_stops_the_run() -> None:
     class State:
         global_step = 1
 
-    with pytest.raises(RuntimeError, match=r"KL to the start policy is 0\.2 before the first update, and must be 0"):
-        StartsAtReference().on_log(None, State(), None, {"kl": 0.2})
-    StartsAtReference().on_log(None, State(), None, {"kl": 0.0})
+    check = StartsAtReference({"kl": 1e-5, "rewards/chosen": 1e-4})
+    for key, value in (("kl", 0.2), ("rewards/chosen", -0.2)):
+        with pytest.raises(RuntimeError, match=rf"{key} is {value} before the first update, and must be 0"):
+            check.on_log(None, State(), None, {key: value})
+    check.on_log(None, State(), None, {"kl": 0.0, "rewards/chosen": 0.0})
+    State.global_step = 2
+    check.on_log(None, State(), None, {"kl": 0.2})
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
@@ -122,13 +83,13 @@ def test_accumulation_is_exact(params: Params, tmp_path: Path, aggregation: str)
     assert torch.cat([s.flatten() for s in same]).float().mean() > 0.99
 
 
-def test_validation_leaves_training_bit_equal(params: Params, trained: GrpoResult, tmp_path: Path) -> None:
+def test_validation_leaves_training_bit_equal(params: Params, trained: common.Training, tmp_path: Path) -> None:
     other = train(params, tmp_path, validation={"every": 1, "prompts": 4})
     assert difference(adapter(trained), adapter(other)) == 0
     assert rows(trained) == rows(other)
 
 
-def test_validation_draws_the_same_takes_at_every_step(trained: GrpoResult) -> None:
+def test_validation_draws_the_same_takes_at_every_step(trained: common.Training) -> None:
     table = trained.validation.table()
     keys = {step: [] for step in (0, 2)}
     for row in table.select(["step", "id", "seed", "frames"]).to_pylist():
@@ -136,7 +97,7 @@ def test_validation_draws_the_same_takes_at_every_step(trained: GrpoResult) -> N
     assert keys[0] == keys[2] and [key for key, _ in keys[0]] == ["p0", "p1"]
 
 
-def test_resumed_equals_uninterrupted(params: Params, trained: GrpoResult, tmp_path: Path) -> None:
+def test_resumed_equals_uninterrupted(params: Params, trained: common.Training, tmp_path: Path) -> None:
     """A run cut after its first checkpoint, and resumed, ends where the uninterrupted one did."""
     source = Path(trained.trainer.args.output_dir)
     shutil.copytree(source, tmp_path / "run")
@@ -149,7 +110,7 @@ def test_resumed_equals_uninterrupted(params: Params, trained: GrpoResult, tmp_p
     assert resumed.validation.table().equals(trained.validation.table())
 
 
-def test_the_newest_whole_checkpoint_is_chosen(trained: GrpoResult, tmp_path: Path) -> None:
+def test_the_newest_whole_checkpoint_is_chosen(trained: common.Training, tmp_path: Path) -> None:
     shutil.copytree(trained.trainer.args.output_dir, tmp_path / "run")
     assert common.newest_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
     weights = tmp_path / "run" / "checkpoint-2" / "adapter_model.safetensors"
@@ -159,7 +120,7 @@ def test_the_newest_whole_checkpoint_is_chosen(trained: GrpoResult, tmp_path: Pa
     assert common.newest_checkpoint(tmp_path / "run") is None
 
 
-def test_the_exported_adapter_loads_onto_the_official_class(trained: GrpoResult, tmp_path: Path) -> None:
+def test_the_exported_adapter_loads_onto_the_official_class(trained: common.Training, tmp_path: Path) -> None:
     write_training(tmp_path / "out", trained, {"params": {}, "deps": {}})
     official = Qwen3TTSForConditionalGeneration.from_pretrained(str(BASE), dtype=torch.float32).eval()
     x = torch.randn(2, 9, 256, generator=torch.Generator().manual_seed(0))
@@ -173,7 +134,7 @@ def test_the_exported_adapter_loads_onto_the_official_class(trained: GrpoResult,
     assert (theirs - plain).abs().max() > 1e-3
 
 
-def test_what_a_training_writes(trained: GrpoResult, tmp_path: Path) -> None:
+def test_what_a_training_writes(trained: common.Training, tmp_path: Path) -> None:
     inputs = {"params": {"grpo": {"seed": 1}}, "deps": {}}
     write_training(tmp_path / "out", trained, inputs)
     names = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors", "curves.csv", "manifest.json",

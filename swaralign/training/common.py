@@ -1,20 +1,42 @@
-"""What every trainer shares: the LoRA block, the schedule as trainer arguments, checkpoints and resuming."""
+"""What every trainer shares: LoRA, schedule, the check of its start, checkpoints and resuming, what it writes."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import trl.trainer.utils
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from swaralign import artifacts
+from swaralign.evaluation import summarise
 from swaralign.params import LoraParams, ScheduleParams
+from swaralign.training.curves import Progress, curve_rows, write_csv
+from swaralign.training.tracking import Tracker
+from swaralign.training.validation import SUMMARY, FixedValidation
 
 log = logging.getLogger(__name__)
 COMPLETE = "complete.json"  # written last into a checkpoint; one without it was cut off
+
+# TRL's head scores only positions with a label where it has Triton, and every position elsewhere, for compilers that
+# want fixed shapes. Of 16 flat positions 15 have no label: on a CPU that would be most of an update's time.
+trl.trainer.utils._use_triton = lambda device: True
+
+
+@dataclass(frozen=True)
+class Training:
+    """A finished run. `columns`: those of its curves, with their keys in the log; `facts`: more for its manifest."""
+
+    trainer: Trainer
+    validation: FixedValidation
+    columns: Mapping[str, str]
+    facts: Mapping[str, Any]
 
 
 def lora_config(lora: LoraParams, targets: str) -> LoraConfig:
@@ -22,7 +44,9 @@ def lora_config(lora: LoraParams, targets: str) -> LoraConfig:
     return LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, bias="none")
 
 
-def schedule_arguments(schedule: ScheduleParams, seed: int, device: str, output: Path) -> dict[str, Any]:
+def schedule_arguments(
+    schedule: ScheduleParams, seed: int, device: str, output: Path, tracker: Tracker | None = None
+) -> dict[str, Any]:
     """Arguments of a transformers TrainingArguments for a schedule: constant rate after a linear warm-up."""
     return {
         "output_dir": str(output),
@@ -42,11 +66,50 @@ def schedule_arguments(schedule: ScheduleParams, seed: int, device: str, output:
         "save_strategy": "steps",
         "save_steps": schedule.save_every,
         "save_total_limit": schedule.keep_checkpoints,
-        "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",
+        **(tracker.arguments(output) if tracker else {"report_to": "none"}),
     }
+
+
+def fit(trainer: Trainer, folder: Path, validation: FixedValidation, tracker: Tracker | None) -> None:
+    """Trains, resuming from the newest whole checkpoint in `folder`."""
+    trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
+    if tracker:
+        tracker.attach(trainer, validation, folder)
+    resume = newest_checkpoint(folder)
+    if resume is not None:
+        log.info("resuming from %s", resume)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+
+
+def callbacks(
+    validation: FixedValidation, bounds: Mapping[str, float], shown: Mapping[str, str]
+) -> list[TrainerCallback]:
+    """What watches over every training; `bounds` as in `StartsAtReference`, `shown` as in `Progress`."""
+    return [StartsAtReference(bounds), validation, MarkComplete(), Progress(shown)]
+
+
+class StartsAtReference(TrainerCallback):
+    """Stops a run whose first update, made before any change to the policy, saw it differ from its reference.
+
+    `bounds`: keys of the trainer's log that must be 0 there, each with the rounding it may have. A key that is not
+    logged is not checked: without KL in the loss, GRPO has no reference.
+    """
+
+    def __init__(self, bounds: Mapping[str, float]) -> None:
+        self.bounds = bounds
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if state.global_step != 1 or not logs:
+            return
+        for key, bound in self.bounds.items():
+            if abs(logs.get(key) or 0.0) > bound:
+                raise RuntimeError(
+                    f"{key} is {logs[key]:.3g} before the first update, and must be 0: the reference is not the start "
+                    "policy (does the checkpoint carry a live adapter?)"
+                )
 
 
 class MarkComplete(TrainerCallback):
@@ -84,3 +147,24 @@ def save_adapter(model: Any, folder: Path) -> None:
     config["auto_mapping"] = None
     artifacts.write_json(path, config)
     (folder / "README.md").unlink(missing_ok=True)
+
+
+def write_training(out: Path, result: Training, inputs: dict[str, Any]) -> None:
+    """Writes the adapter, the curves, the validation takes and a manifest into the folder `out`, atomically."""
+    curve = curve_rows(result.trainer.state.log_history, result.columns)
+    takes = result.validation.table()
+    steps = sorted(set(takes.column("step").to_pylist()))
+    rows = [{"step": step, **summarise(takes.filter(pc.field("step") == step))} for step in steps]
+    with artifacts.atomic_folder(out) as folder:
+        save_adapter(result.trainer.model, folder / "adapter")
+        write_csv(folder / "curves.csv", curve, list(result.columns))
+        write_csv(folder / "validation.csv", rows, ("step", *SUMMARY))
+        artifacts.write_parquet(folder / "validation_samples.parquet", takes)
+        manifest = {
+            "inputs": inputs,
+            "fingerprint": artifacts.fingerprint(inputs),
+            "updates": len(curve),
+            **result.facts,
+            "files": artifacts.sha256_tree(folder),
+        }
+        artifacts.write_json(folder / "manifest.json", manifest)

@@ -37,6 +37,20 @@ GRPO_COLUMNS = {
     "learning_rate": "learning_rate",
 }
 
+_PREFERENCE_COLUMNS = {
+    "chosen_reward": "rewards/chosen",
+    "rejected_reward": "rewards/rejected",
+    "chosen_logps": "logps/chosen",
+    "rejected_logps": "logps/rejected",
+    "entropy": "entropy",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+}
+# rewards are beta x log-ratio of policy to reference; accuracy is the share of pairs with a positive margin
+DPO_COLUMNS = {"step": "step", "loss": "loss", "margin": "rewards/margins", "accuracy": "rewards/accuracies",
+               **_PREFERENCE_COLUMNS}
+KTO_COLUMNS = {"step": "step", "loss": "loss", "margin": "rewards/margins", "kl": "kl", **_PREFERENCE_COLUMNS}
+
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Writes rows under the given columns, atomically; a value that a row lacks is left empty."""
@@ -53,9 +67,13 @@ def curve_rows(history: Sequence[Mapping[str, Any]], columns: Mapping[str, str])
 
 
 class Progress(TrainerCallback):
-    """A bar over the updates with reward, KL, clip fraction and time left; warns when a reward has collapsed."""
+    """A bar over the updates with time left and what is `shown`; warns when a reward has collapsed.
 
-    def __init__(self) -> None:
+    `shown`: names on the bar with their keys in the trainer's log.
+    """
+
+    def __init__(self, shown: Mapping[str, str]) -> None:
+        self.shown = shown
         self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -64,8 +82,8 @@ class Progress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.bar is None or not logs or "loss" not in logs:
             return
-        shown = {"reward": "reward", "kl": "kl", "clip": "clip_ratio/region_mean", "wer": "wer"}
-        self.bar.set_postfix({name: f"{logs[key]:.4g}" for name, key in shown.items() if logs.get(key) is not None})
+        values = {name: logs.get(key) for name, key in self.shown.items()}
+        self.bar.set_postfix({name: f"{value:.4g}" for name, value in values.items() if value is not None})
         self.bar.update(state.global_step - self.bar.n)
         flat = logs.get("frac_reward_zero_std", 0.0)
         if flat > 0.5:

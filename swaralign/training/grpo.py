@@ -7,39 +7,24 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from swaralign import artifacts
-from swaralign.evaluation import summarise
 from swaralign.params import GrpoParams, RuntimeParams
 from swaralign.policy.base import Take, TrainableVoice
 from swaralign.rewards.scorer import TakeScorer
 from swaralign.seeds import take_seed
 from swaralign.training import common
-from swaralign.training.curves import GRPO_COLUMNS, Progress, curve_rows, write_csv
+from swaralign.training.curves import GRPO_COLUMNS
+from swaralign.training.tracking import Tracker
 from swaralign.training.validation import FixedValidation
 
 log = logging.getLogger(__name__)
-warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # TRL's notice that it may change; pinned
-VALIDATION_COLUMNS = ("step", "composite", "wer_corpus", "wer_mean", "cer_corpus", "cer_mean", "mos",
-                      "speaker_similarity", "failed", "duration_s")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo"}
-
-
-@dataclass(frozen=True)
-class GrpoResult:
-    """A finished run. `unused`: prompts that each epoch leaves over, since they fill no batch."""
-
-    trainer: GRPOTrainer
-    validation: FixedValidation
-    unused: int
+SHOWN = ("reward", "kl", "clip_fraction", "wer")  # on the progress bar
 
 
 def plan_prompts(prompts: Sequence[dict[str, str]], grpo: GrpoParams) -> list[dict[str, str]]:
@@ -100,25 +85,11 @@ class Reward:
         return [s.composite for s in scores]
 
 
-class StartsAtReference(TrainerCallback):
-    """Stops a run whose first update, made before any change to the policy, saw a KL to the reference other than 0.
-
-    Without KL in the loss (`beta` 0) there is no reference, and nothing to check.
-    """
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if state.global_step == 1 and logs and (logs.get("kl") or 0.0) > 1e-5:
-            raise RuntimeError(
-                f"KL to the start policy is {logs['kl']:.3g} before the first update, and must be 0: the reference is "
-                "not the start policy (does the checkpoint carry a live adapter?)"
-            )
-
-
-def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path) -> GRPOConfig:
+def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path, tracker: Tracker | None) -> GRPOConfig:
     """TRL's configuration of a recipe; takes an update = micro_batch x accumulation, all from one rollout."""
     takes = grpo.prompts_per_update * grpo.samples_per_prompt
     return GRPOConfig(
-        **common.schedule_arguments(grpo.schedule, grpo.seed, runtime.device, output),
+        **common.schedule_arguments(grpo.schedule, grpo.seed, runtime.device, output, tracker),
         per_device_train_batch_size=grpo.micro_batch,
         gradient_accumulation_steps=takes // grpo.micro_batch,
         steps_per_generation=takes // grpo.micro_batch,
@@ -136,8 +107,8 @@ def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path) -> GRPOC
 
 def train_grpo(
     voice: TrainableVoice, train: Sequence[dict[str, str]], held_out: Sequence[dict[str, str]],
-    scorer: TakeScorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path,
-) -> GrpoResult:
+    scorer: TakeScorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path, tracker: Tracker | None = None,
+) -> common.Training:
     """Trains a fresh LoRA over the voice's checkpoint, resuming from the newest whole checkpoint in `folder`.
 
     `train`, `held_out`: prompts as {"id", "text"}. The voice's model holds the trained adapter afterwards.
@@ -148,42 +119,19 @@ def train_grpo(
     validation = FixedValidation(
         voice, held_out, grpo.validation, scorer, folder / "validation", voice.settings.batch_size
     )
-    trainer = GRPOTrainer(
-        model=voice.model,
-        reward_funcs=Reward(voice, scorer),
-        args=grpo_config(grpo, runtime, folder),
-        train_dataset=Dataset.from_list([{"prompt": row["text"], "id": row["id"]} for row in plan]),
-        processing_class=voice.trl_tokenizer(),
-        peft_config=common.lora_config(grpo.lora, voice.lora_targets),
-        rollout_func=Rollout(voice, grpo),
-        callbacks=[StartsAtReference(), validation, common.MarkComplete(), Progress()],
-    )
-    trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
-    resume = common.newest_checkpoint(folder)
-    if resume is not None:
-        log.info("resuming from %s", resume)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return GrpoResult(trainer, validation, len(train) % grpo.prompts_per_update)
-
-
-def write_training(out: Path, result: GrpoResult, inputs: dict[str, Any]) -> None:
-    """Writes the adapter, the curves, the validation takes and a manifest into the folder `out`, atomically."""
-    curve = curve_rows(result.trainer.state.log_history, GRPO_COLUMNS)
-    flat = [row["frac_reward_zero_std"] for row in curve if row["frac_reward_zero_std"] is not None]
-    takes = result.validation.table()
-    steps = sorted(set(takes.column("step").to_pylist()))
-    rows = [{"step": step, **summarise(takes.filter(pc.field("step") == step))} for step in steps]
-    with artifacts.atomic_folder(out) as folder:
-        common.save_adapter(result.trainer.model, folder / "adapter")
-        write_csv(folder / "curves.csv", curve, list(GRPO_COLUMNS))
-        write_csv(folder / "validation.csv", rows, VALIDATION_COLUMNS)
-        artifacts.write_parquet(folder / "validation_samples.parquet", takes)
-        manifest = {
-            "inputs": inputs,
-            "fingerprint": artifacts.fingerprint(inputs),
-            "updates": len(curve),
-            "unused_prompts_per_epoch": result.unused,
-            "flat_groups": sum(flat) / len(flat),
-            "files": artifacts.sha256_tree(folder),
-        }
-        artifacts.write_json(folder / "manifest.json", manifest)
+    with warnings.catch_warnings():  # TRL's notice that rollout_func may change; the version is pinned
+        warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+        trainer = GRPOTrainer(
+            model=voice.model,
+            reward_funcs=Reward(voice, scorer),
+            args=grpo_config(grpo, runtime, folder, tracker),
+            train_dataset=Dataset.from_list([{"prompt": row["text"], "id": row["id"]} for row in plan]),
+            processing_class=voice.trl_tokenizer(),
+            peft_config=common.lora_config(grpo.lora, voice.lora_targets),
+            rollout_func=Rollout(voice, grpo),
+            callbacks=common.callbacks(validation, {"kl": 1e-5}, {name: GRPO_COLUMNS[name] for name in SHOWN}),
+        )
+    common.fit(trainer, folder, validation, tracker)
+    flat = [entry["frac_reward_zero_std"] for entry in trainer.state.log_history if "frac_reward_zero_std" in entry]
+    facts = {"unused_prompts_per_epoch": len(train) % grpo.prompts_per_update, "flat_groups": sum(flat) / len(flat)}
+    return common.Training(trainer, validation, GRPO_COLUMNS, facts)

@@ -19,13 +19,18 @@ from swaralign.policy.base import VoicePolicy
 from swaralign.rewards.scorer import TakeScorer
 
 log = logging.getLogger(__name__)
+SUMMARY = ("composite", "wer_corpus", "wer_mean", "cer_corpus", "cer_mean", "mos", "speaker_similarity", "failed",
+           "duration_s")  # what of a validation's summary goes into validation.csv and to a tracker
 
 
 class FixedValidation(TrainerCallback):
     """Validates the policy in training, and keeps each step's takes in the run folder.
 
-    A step that is already there is not sampled again, so a resumed run keeps what it had measured.
+    A step that is already there is not sampled again, so a resumed run keeps what it had measured. `reporter`: a
+    tracker's callback that each validation's summary goes to.
     """
+
+    reporter: TrainerCallback | None = None
 
     def __init__(
         self, policy: VoicePolicy, prompts: Sequence[dict[str, str]], params: ValidationParams,
@@ -37,13 +42,14 @@ class FixedValidation(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
-            self._validate(0)
+            self._validate(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.params.every == 0 or state.global_step == state.max_steps:
-            self._validate(state.global_step)
+            self._validate(args, state, control)
 
-    def _validate(self, step: int) -> None:
+    def _validate(self, args: Any, state: Any, control: Any) -> None:
+        step = state.global_step
         path = self.folder / f"step-{step:06d}.parquet"
         if path.is_file():
             return
@@ -53,8 +59,12 @@ class FixedValidation(TrainerCallback):
         )
         artifacts.write_parquet(path, table)
         row = summarise(table)
-        log.info("validation at update %d: composite %.4f, WER %.3f, CER %.3f", step, row["composite"],
-                 row["wer_corpus"], row["cer_corpus"])
+        told = ("composite", "wer_corpus", "cer_corpus")
+        log.info("validation at update %d: %s", step,
+                 ", ".join(f"{name} {row[name]:.4f}" for name in told if row[name] is not None))
+        if self.reporter:
+            measured = {f"eval_{name}": row[name] for name in SUMMARY if row[name] is not None}
+            self.reporter.on_log(args, state, control, logs=measured)
 
     def table(self) -> pa.Table:
         """Every validation take of the run, with the update it was sampled at in `step`."""

@@ -1,0 +1,83 @@
+"""Trackers: where a training's curves go besides its artifacts, through the trainer's own `report_to`.
+
+Keys come from the environment alone, as each tracker reads them itself; none passes through here or into a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
+
+from swaralign import artifacts
+from swaralign.params import Params
+from swaralign.training.validation import FixedValidation
+
+CALLBACKS: dict[str, Any] = {"tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback}
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """What goes to the tracker `kind`, under `project`: curves and validations, the seed and the resolved params."""
+
+    kind: str
+    project: str
+    seed: int
+    params: dict[str, Any]
+
+    def arguments(self, folder: Path) -> dict[str, Any]:
+        """Arguments of a transformers TrainingArguments; the run is called as its folder under runs/."""
+        return {"report_to": self.kind, "project": self.project, "run_name": _name(folder)}
+
+    def attach(self, trainer: Trainer, validation: FixedValidation, folder: Path) -> None:
+        """Opens the run and hands it the params, which are also written into the folder, and the validations."""
+        artifacts.write_json(folder / "params.json", self.params)
+        if self.kind == "none":
+            return
+        callbacks = trainer.callback_handler.callbacks
+        reporter: Any = next(each for each in callbacks if isinstance(each, CALLBACKS[self.kind]))
+        config = {"seed": self.seed, "params": self.params}
+        if self.kind == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            reporter.tb_writer = SummaryWriter(str(folder / "tensorboard"))
+            reporter.tb_writer.add_text("seed", str(self.seed))
+            reporter.tb_writer.add_text("params", f"```\n{(folder / 'params.json').read_text()}```")
+        elif self.kind == "wandb":  # the callback goes on with a run that is open
+            importlib.import_module("wandb").init(
+                project=self.project, name=_name(folder), config=config, dir=str(folder))
+        else:  # trackio's callback opens the run itself, when training begins
+            trainer.add_callback(_TrackioConfig(config))
+        validation.reporter = reporter
+
+
+def load_tracker(params: Params, stage: str) -> Tracker:
+    """The tracker of a training stage, `train_` and the section of the params that holds its seed.
+
+    Raises ValueError if the package of `tracking.tracker` is not installed.
+    """
+    kind = params.tracking.tracker
+    if kind != "none" and find_spec(kind) is None:
+        raise ValueError(f"tracking.tracker is {kind!r}, but its package is not installed: "
+                         f"`pip install -c constraints.txt -e '.[{kind}]'`, or set it to none")
+    seed = getattr(params, stage.removeprefix("train_")).seed
+    return Tracker(kind, params.tracking.project, seed, params.model_dump())
+
+
+class _TrackioConfig(TrainerCallback):
+    """Adds to the configuration of the run that trackio's own callback, called before, has opened."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        importlib.import_module("trackio").config.update(self.config, allow_val_change=True)
+
+
+def _name(folder: Path) -> str:
+    return f"{folder.parent.name}-{folder.name}"
