@@ -75,8 +75,10 @@ def run_listen(arguments: argparse.Namespace) -> int:
         raise ValueError(f"that take of {arguments.prompt_id} has no audio to write; its flags: {flags}")
     wave, sample_rate_hz = sf.read(io.BytesIO(take["audio"]["bytes"]), dtype="int16")
     sf.write(out, wave, sample_rate_hz, subtype="PCM_16", format="WAV")
-    heard = take["transcript"] if take["transcript"] is not None else f"(failed: {flags})"
-    print(f"text        {take['text']}\ntranscript  {heard}\nWER         {take['wer']:.1%}\naudio       {out}")
+    missing = f"(failed: {flags})" if flags else "(nobody listened)"
+    heard = take["transcript"] if take["transcript"] is not None else missing
+    wer = f"{take['wer']:.1%}" if take["wer"] is not None else "(not measured)"
+    print(f"text        {take['text']}\ntranscript  {heard}\nWER         {wer}\naudio       {out}")
     return 0
 
 

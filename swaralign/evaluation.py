@@ -114,8 +114,8 @@ def hear_again(table: pa.Table, recogniser: Recogniser, rule: TextRule) -> pa.Ta
 def features(sample_rate_hz: int) -> Features:
     """The columns of a take's row; `load_dataset` reads them back from the parquet file and plays `audio`.
 
-    `transcript`, `mos` and `speaker_similarity` are null for a failed take and where they were not measured, `audio`
-    for one that FLAC cannot hold (empty or not finite).
+    `transcript`, `mos` and `speaker_similarity` are null for a failed take, they and the error rates where they were
+    not measured, `audio` for a take that FLAC cannot hold (empty or not finite).
     """
     return Features({
         "id": _STRING,
@@ -144,19 +144,16 @@ def features(sample_rate_hz: int) -> Features:
 def summarise(table: pa.Table) -> dict[str, Any]:
     """Means, corpus rates and counts of a table of takes; rates are fractions, raw (a failed take counts as 1).
 
-    `wer_corpus` is edits over words of all takes, `wer_mean` the mean of the takes' rates; `flags` counts takes.
+    `wer_corpus` is edits over words of all takes, `wer_mean` the mean of the takes' rates; both are None if takes have
+    no error rates, `mos` and `speaker_similarity` if no take has one. `flags` counts takes.
     """
     columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "audio"}
-    words = _errors(columns, "wer")
-    characters = _errors(columns, "cer")
     return {
         "takes": len(table),
         "prompts": len(set(columns["id"])),
         "composite": float(np.mean(columns["composite"])),
-        "wer_corpus": corpus_rate(words),
-        "wer_mean": mean_rate(words),
-        "cer_corpus": corpus_rate(characters),
-        "cer_mean": mean_rate(characters),
+        **_rates(columns, "wer"),
+        **_rates(columns, "cer"),
         "mos": _mean(columns["mos"]),
         "speaker_similarity": _mean(columns["speaker_similarity"]),
         "failed": sum(bool(set(flags) & set(FAILURES)) for flags in columns["flags"]),
@@ -204,6 +201,9 @@ def _audio(wave: np.ndarray, sample_rate_hz: int, name: str) -> dict[str, Any] |
     return {"bytes": encode_flac(wave, sample_rate_hz), "path": name}
 
 
-def _errors(columns: Mapping[str, list[Any]], metric: str) -> list[Errors]:
-    counts = zip(columns[f"{metric}_edits"], columns[f"{metric}_length"], strict=True)
-    return [Errors(edits, length) for edits, length in counts]
+def _rates(columns: Mapping[str, list[Any]], metric: str) -> dict[str, float | None]:
+    counts = list(zip(columns[f"{metric}_edits"], columns[f"{metric}_length"], strict=True))
+    if any(length is None for _, length in counts):
+        return {f"{metric}_corpus": None, f"{metric}_mean": None}
+    errors = [Errors(edits, length) for edits, length in counts]
+    return {f"{metric}_corpus": corpus_rate(errors), f"{metric}_mean": mean_rate(errors)}

@@ -56,8 +56,8 @@ class RewardScorer(AudioScorer):
         return reply
 
 
-def load_reward(name: str, params: Path, checkpoint: Path | None = None) -> RewardScorer:
-    """The reward of that name in `REWARDS`, as the params file's section `reward` has it.
+def load_reward(name: str, params: Path, checkpoint: Path | None = None, root: Path = Path()) -> RewardScorer:
+    """The reward of that name in `REWARDS`, as the params file's section `reward` has it; assets are under `root`.
 
     `checkpoint`: the voice, for the similarity engine `policy`. Raises ValueError for a setting or file that does not
     fit, or a reward whose engine is none.
@@ -68,5 +68,5 @@ def load_reward(name: str, params: Path, checkpoint: Path | None = None) -> Rewa
         raise ValueError(f"the engine of {name} is none in {params}: choose one under reward")
     reward = reward.model_copy(update=REWARDS[name])
     scorer = load_local(whole.model_copy(update={"reward": reward}), checkpoint, every_metric=name == "composite",
-                        root=params.resolve().parent, asr=name not in ("mos", "speaker_similarity"))
+                        root=root, asr=name not in ("mos", "speaker_similarity"))
     return RewardScorer(scorer, reward)
