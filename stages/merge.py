@@ -13,7 +13,7 @@ import torch
 
 from stages import run
 from swaralign.assets import resolve
-from swaralign.mlx_lora import build_merge
+from swaralign.merge import build_merge
 from swaralign.params import load_params
 
 OUT = Path("data/merge")

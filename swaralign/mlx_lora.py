@@ -1,15 +1,14 @@
-"""A LoRA adapter trained in MLX -> a PEFT adapter -> a merged checkpoint without a live adapter.
+"""A LoRA adapter trained in MLX, read and checked against its base.
 
 MLX computes y = W x + scale * (x A) B with A of shape (in, r) and B of shape (r, out); PEFT stores A as (r, in) and
 B as (out, r) and multiplies by alpha / r, so alpha = scale * r. Everything is validated from headers and the small
-adapter before a weight of the base is read. The merge is done in float32, one tensor at a time, and cast once.
+adapter before a weight of the base is read.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from swaralign.artifacts import atomic_folder, sha256_tree, write_json
-from swaralign.params import AssetsParams, MergeParams
+from swaralign.params import MergeParams
 
 ADAPTER_FILE, ADAPTER_CONFIG, WEIGHTS_FILE = "adapters.safetensors", "adapter_config.json", "model.safetensors"
 PROJECTION = re.compile(
@@ -40,59 +38,6 @@ class LoraAdapter:
     rank: int
     scale: float
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-
-def build_merge(
-    base: Path, adapter: Path | None, assets: AssetsParams, params: MergeParams | None, out: Path
-) -> None:
-    """Write adapter/ (PEFT), checkpoint/ (the base's layout, merged) and manifest.json into the folder `out`.
-
-    Without an adapter, checkpoint/ is the base as it is, and there is no adapter/.
-    `base`, `adapter`: folders that hold the verified files of the assets of these names.
-    Raises ValueError if the adapter does not fit (see `read_adapter`), before a weight of the base is read.
-    """
-    if adapter is None or params is None or assets.adapter is None:
-        copy_base(base, assets, out)
-        return
-    lora = read_adapter(adapter, base, params)
-    with atomic_folder(out) as folder:
-        write_peft_adapter(lora, assets.base.id, folder / "adapter")
-        _copy(base, [file for file in assets.base.files if file != WEIGHTS_FILE], folder / "checkpoint")
-        merge_weights(base / WEIGHTS_FILE, lora, folder / "checkpoint" / WEIGHTS_FILE)
-        manifest: dict[str, Any] = {
-            name: {"id": asset.id, "revision": asset.revision, "files": dict(asset.files)}
-            for name, asset in (("base", assets.base), ("adapter", assets.adapter))
-        }
-        manifest |= {
-            "orientation": params.orientation,
-            "rank": lora.rank,
-            "scale": lora.scale,
-            "alpha": lora.scale * lora.rank,
-            "modules": len(lora.factors),
-            "tensors": 2 * len(lora.factors),
-            "peft_adapter": sha256_tree(folder / "adapter"),
-            "checkpoint": sha256_tree(folder / "checkpoint"),
-        }
-        write_json(folder / "manifest.json", manifest)
-
-
-def copy_base(base: Path, assets: AssetsParams, out: Path) -> None:
-    """Write the base as checkpoint/, and manifest.json, into the folder `out`: a voice that has no adapter."""
-    with atomic_folder(out) as folder:
-        _copy(base, assets.base.files, folder / "checkpoint")
-        described = {"id": assets.base.id, "revision": assets.base.revision, "files": dict(assets.base.files)}
-        manifest = {"base": described, "adapter": None, "checkpoint": sha256_tree(folder / "checkpoint")}
-        write_json(folder / "manifest.json", manifest)
-
-
-def _copy(source: Path, files: Iterable[str], target: Path) -> None:
-    target.mkdir(parents=True)
-    for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / file, target / file)
-
-
-# Reading and checking the MLX adapter
 
 
 def read_adapter(adapter: Path, base: Path, params: MergeParams) -> LoraAdapter:
@@ -188,18 +133,18 @@ def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor,
     """(lora_a, lora_b) of each module, as stored; every tensor must belong to such a pair."""
     magnitudes = sorted(name for name in tensors if name.endswith(".m"))
     if magnitudes:
-        raise ValueError(f"the adapter is DoRA, it holds {_some(magnitudes)}; only plain LoRA can be merged")
+        raise ValueError(f"the adapter is DoRA, it holds {some(magnitudes)}; only plain LoRA can be merged")
     split = {name: name.rpartition(".") for name in sorted(tensors)}
     unknown = [n for n, (module, _, kind) in split.items() if kind not in ("lora_a", "lora_b") or not _known(module)]
     if unknown:
         raise ValueError(
-            f"the adapter holds unknown tensors: {_some(unknown)}; only lora_a and lora_b of the attention and MLP "
+            f"the adapter holds unknown tensors: {some(unknown)}; only lora_a and lora_b of the attention and MLP "
             "projections of the talker and its code predictor can be merged" + _tied_note(unknown)
         )
     modules = sorted({module for module, _, _ in split.values()})
     missing = [f"{m}.{kind}" for m in modules for kind in ("lora_a", "lora_b") if f"{m}.{kind}" not in tensors]
     if missing:
-        raise ValueError(f"the adapter lacks tensors whose partner it holds: {_some(missing)}")
+        raise ValueError(f"the adapter lacks tensors whose partner it holds: {some(missing)}")
     return {module: (tensors[f"{module}.lora_a"], tensors[f"{module}.lora_b"]) for module in modules}
 
 
@@ -236,12 +181,12 @@ def _weight_shapes(base: Path) -> dict[str, tuple[int, ...]]:
 def _check_modules(pairs: Mapping[str, Any], shapes: Mapping[str, Any], expected: int) -> None:
     extra = sorted(set(pairs) - set(shapes))
     if extra:
-        raise ValueError(f"the adapter is for another base: this one does not have the modules {_some(extra)}")
+        raise ValueError(f"the adapter is for another base: this one does not have the modules {some(extra)}")
     if len(pairs) != expected:
         without = sorted(set(shapes) - set(pairs))
         raise ValueError(
             f"merge.expected_modules: expected {expected}, found {len(pairs)} adapted modules; "
-            f"projections of the base without one: {_some(without) or 'none'}"
+            f"projections of the base without one: {some(without) or 'none'}"
         )
 
 
@@ -284,58 +229,6 @@ def _rank(factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], config: Mapp
     return rank
 
 
-def _some(names: list[str]) -> str:
-    """The first four names, and how many more there are."""
+def some(names: list[str]) -> str:
+    """The first four names, and how many more there are, for a message."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-# Writing
-
-
-def write_peft_adapter(lora: LoraAdapter, base_id: str, folder: Path) -> None:
-    """Write a PEFT adapter that `PeftModel.from_pretrained(official model, folder)` loads without renames."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for module, (a, b) in lora.factors.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = a
-        tensors[f"base_model.model.{module}.lora_B.weight"] = b
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {
-        "base_model_name_or_path": base_id,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "lora_alpha": lora.scale * lora.rank,
-        "lora_dropout": 0.0,
-        "peft_type": "LORA",
-        "r": lora.rank,
-        "target_modules": sorted(lora.factors),
-        "task_type": None,
-    }
-    write_json(folder / ADAPTER_CONFIG, config)
-
-
-def merge_weights(base: Path, lora: LoraAdapter, out: Path) -> None:
-    """Write the weights file `base` with W + scale * (B A) in place of each adapted W.
-
-    The sum is made in float32 and cast once to W's own dtype. All else, header, order and metadata included, stays
-    byte for byte; one tensor is in memory at a time. Raises ValueError if a merged value is not finite in that dtype.
-    """
-    shutil.copyfile(base, out)
-    offsets = _offsets(base)
-    with safe_open(base, framework="pt") as weights, out.open("r+b") as merged:
-        for module, (a, b) in lora.factors.items():
-            weight = weights.get_tensor(f"{module}.weight")
-            updated = (weight.float() + lora.scale * (b @ a)).to(weight.dtype)
-            if not torch.isfinite(updated).all():
-                raise ValueError(f"{module}: not finite in {weight.dtype} once merged; is scale {lora.scale} right?")
-            merged.seek(offsets[f"{module}.weight"])
-            merged.write(updated.contiguous().view(torch.uint8).numpy().tobytes())
-
-
-def _offsets(path: Path) -> dict[str, int]:
-    """Where each tensor's bytes begin in a safetensors file: 8 bytes of header length, the JSON header, the data."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swaralign.artifacts import sha256_file, sha256_tree
-from swaralign.mlx_lora import build_merge, merge_weights, read_adapter, write_peft_adapter
+from swaralign.merge import build_merge, check_topology, merge_weights, product, write_peft_adapter
+from swaralign.mlx_lora import read_adapter
 from swaralign.params import AssetsParams, LocalAsset, MergeParams, load_params
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,7 @@ DOWN = "talker.code_predictor.model.layers.0.mlp.down_proj"
 SIZES = {Q: (4, 4), K: (3, 4), DOWN: (4, 6)}  # (out, in) of each weight
 RANK = 2
 SCALE = 0.5
+MERGED_DEMO = "bd7bbfc33b3e798cd2e9c609feb6d751a09bb68808de7db58bb669ae807764fe"
 
 
 def merge_params(**changes: Any) -> MergeParams:
@@ -98,6 +100,14 @@ def test_the_sum_is_rounded_once(tmp_path: Path) -> None:
     merged = merged_by_hand(tmp_path, weight, [[2.004], [0.0]], [[1.0, 0.0]], "mlx_lm")
     assert merged.dtype == torch.bfloat16
     assert merged.tolist() == [[258.0, 256.0], [256.0, 256.0]]
+
+
+def test_a_product_is_summed_in_order_by_fused_steps() -> None:
+    """1 + 2^-24 + 2^-24 is 1 in that order and 1 + 2^-23 in the other; the square of 1 + 2^-12, less 1, is exact."""
+    tiny, near = 2.0**-24, 1 + 2.0**-12
+    assert product(torch.ones(1, 3), torch.tensor([[1.0], [tiny], [tiny]])).item() == 1.0
+    assert product(torch.ones(1, 3), torch.tensor([[tiny], [tiny], [1.0]])).item() == 1 + 2 * tiny
+    assert product(torch.tensor([[-1.0, near]]), torch.tensor([[1.0], [near]])).item() == 2.0**-11 + tiny
 
 
 def test_an_overflow_of_the_base_dtype_is_named(tmp_path: Path) -> None:
@@ -288,24 +298,46 @@ def test_the_peft_adapter_by_its_definition(tmp_path: Path, base: Path) -> None:
     assert torch.equal(tensors[f"base_model.model.{K}.lora_B.weight"], mlx[f"{K}.lora_b"].T)
 
 
-def test_the_out_has_every_file_and_every_hash_and_is_reproducible(tmp_path: Path, base: Path) -> None:
-    (base / "codec").mkdir()
-    (base / "codec" / "config.json").write_text("{}")
-    adapter = write_adapter(tmp_path / "adapter", mlx_tensors(), recorded())
-    assets = assets_for(base, adapter)
-    (base / "unpinned.txt").write_text("not an asset")
-    for name in ("one", "two"):
-        build_merge(base, adapter, assets, merge_params(), tmp_path / name)
+def test_the_out_has_every_file_and_every_hash_and_is_reproducible(tmp_path: Path) -> None:
+    params = load_params(ROOT / "recipes" / "demo.yaml")
+    base, adapter = ROOT / params.assets.base.path, ROOT / params.assets.adapter.path
+    threads = torch.get_num_threads()
+    for name, count in (("one", 1), ("two", 2)):
+        torch.set_num_threads(count)
+        build_merge(base, adapter, params.assets, params.merge, tmp_path / name)
+    torch.set_num_threads(threads)
     out = tmp_path / "one"
     assert sha256_tree(out) == sha256_tree(tmp_path / "two")
-    assert sorted(sha256_tree(out / "checkpoint")) == ["codec/config.json", "config.json", "model.safetensors"]
+    assert sorted(sha256_tree(out / "checkpoint")) == sorted(params.assets.base.files)
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["base"]["files"]["model.safetensors"] == sha256_file(base / "model.safetensors")
     assert manifest["adapter"]["files"] == sha256_tree(adapter)
     assert manifest["peft_adapter"] == sha256_tree(out / "adapter")
     assert manifest["checkpoint"] == sha256_tree(out / "checkpoint")
     kept = {key: manifest[key] for key in ("orientation", "rank", "scale", "alpha", "modules", "tensors")}
-    assert kept == {"orientation": "mlx_lm", "rank": 2, "scale": 0.5, "alpha": 1.0, "modules": 3, "tensors": 6}
+    assert kept == {"orientation": "mlx_lm", "rank": 8, "scale": 2.0, "alpha": 16.0, "modules": 56, "tensors": 112}
+    assert manifest["checkpoint"]["model.safetensors"] == MERGED_DEMO, "the same on every machine"
+
+
+# The base against its config, before a weight is read
+
+
+@pytest.mark.parametrize(("spoil", "message"), [
+    (drop("talker.codec_head.weight"), r"talker\.codec_head\.weight missing, expected \(1152, 256\)"),
+    (put("talker.codec_head.weight", torch.ones(7, 256)), r"codec_head\.weight \(7, 256\), expected \(1152, 256\)"),
+    (put("talker.model.layers.0.self_attn.q_proj.lora_A.weight", torch.ones(8, 256)),
+     r"q_proj\.lora_A\.weight \(8, 256\), expected none"),
+])
+def test_a_base_that_is_not_what_its_config_says(
+    tmp_path: Path, spoil: Callable[[dict[str, Tensor]], None], message: str
+) -> None:
+    base = Path(shutil.copytree(ROOT / "data/demo/base", tmp_path / "base"))
+    check_topology(base)
+    weights = load_file(base / "model.safetensors")
+    spoil(weights)
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"does not hold what its config\.json describes: .*{message}"):
+        check_topology(base)
 
 
 # Merged = adapter-on, on the demo voice

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from swaralign.artifacts import sha256_file, sha256_tree
-from swaralign.mlx_lora import build_merge
+from swaralign.merge import build_merge
 from swaralign.params import LocalAsset, TextSplitParams, load_params, parse_params
 from swaralign.rewards.text import normalise, reference_text
 from swaralign.split import build_split, collect_texts, read_sentences
@@ -49,7 +49,7 @@ def test_sentences_become_prompts_on_the_side_of_their_list(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("lists", "changes", "told"),
     [
-        ({}, {"expected_train": 3}, r"split\.expected_train: expected 3, found 2 .*\(rejected: duration 0, snr 0, text 1"),
+        ({}, {"expected_train": 3}, r"split\.expected_train: expected 3, found 2 .*duration 0, snr 0, text 1"),
         ({}, {"held_out": 2}, r"split\.held_out: expected 2, found 1"),
         ({}, {"train_files": ["c.txt"]}, r"the list c\.txt, but assets\.prompts has a\.txt, b\.txt"),
         ({"a": "One.\nOne.\n"}, {}, r"a\.txt: 'One\.' stands twice"),
@@ -121,7 +121,7 @@ def test_repetition_penalty_may_be_on_where_nothing_is_replayed() -> None:
     assert parse_params(data).evaluate.sampling.repetition_penalty == 1.1
     demo = YAML(typ="safe").load((ROOT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
     demo["evaluate"]["sampling"]["repetition_penalty"] = 1.1
-    with pytest.raises(ValueError, match=r"evaluate\.sampling\.repetition_penalty is 1\.1, but the sampler of .*qwen3_tts"):
+    with pytest.raises(ValueError, match=r"evaluate\.sampling\.repetition_penalty is 1\.1, but .*qwen3_tts"):
         parse_params(demo)
 
 

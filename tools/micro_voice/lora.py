@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from swaralign.artifacts import atomic_folder, write_text
-from swaralign.mlx_lora import ADAPTER_CONFIG, ADAPTER_FILE, PROJECTION, WEIGHTS_FILE, LoraAdapter, merge_weights
+from swaralign.merge import merge_weights
+from swaralign.mlx_lora import ADAPTER_CONFIG, ADAPTER_FILE, PROJECTION, WEIGHTS_FILE, LoraAdapter
 
 KEYS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 
