@@ -19,7 +19,8 @@ from flows.graph import BUSY_S, Stage, changes
 from flows.processes import Processes
 
 GPU_LIMIT = "gpu"
-SLOT_POLL_S = 5.0
+SLOT_WAIT_S = 20.0  # between two looks at whether the run was stopped meanwhile
+SLOT_LEASE_S = 60.0  # after which the slot of a run that was killed comes free; the least that Prefect takes
 TAIL_LINES = 20
 BUSY = "is busy, it is being blocked by"  # DVC, when another of its processes has the stage's files
 
@@ -102,13 +103,13 @@ def gpu_slot(stopped: Callable[[], bool]) -> Iterator[None]:
     with contextlib.ExitStack() as slot:
         while not stopped():
             try:
-                slot.enter_context(concurrency(GPU_LIMIT, timeout_seconds=SLOT_POLL_S,
+                slot.enter_context(concurrency(GPU_LIMIT, timeout_seconds=SLOT_WAIT_S, lease_duration=SLOT_LEASE_S,
                                                raise_on_lease_renewal_failure=False))
                 break
             except TimeoutError:
                 continue
             except httpx.TransportError:
-                time.sleep(SLOT_POLL_S)
+                time.sleep(BUSY_S)
         yield
         with contextlib.suppress(httpx.TransportError):
             slot.close()

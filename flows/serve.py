@@ -87,12 +87,17 @@ def prepare(client: SyncPrefectClient) -> None:
 
 
 def server_environment(port: int) -> dict[str, str]:
-    """Of the server and of what talks to it: where it is, no telemetry, where report pages are."""
+    """Of the server and of what talks to it: where it is, no telemetry, where report pages are.
+
+    Leases of concurrency slots are kept on disk: those in memory, the default, would be lost with the server, and the
+    slots of the stages that ran then would never come free.
+    """
     return {
         **environment(),
         "PREFECT_API_URL": f"http://{HOST}:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_S),
         REPORTS_URL: f"http://{HOST}:{port + 1}",
     }

@@ -1,8 +1,8 @@
 """Where a run happens: the clone itself, or, for a run whose params are not those at hand, a git worktree of its own.
 
 A worktree lies in .dvc/tmp/flows/, under a name made of the tracked files and the params: the same run again finds it,
-outs and all. It begins from the clone's dvc.lock, shares DVC's cache, so that nothing is computed twice, and the
-checkpoints in runs/, so that a stopped training goes on. Neither the working tree nor the index of the clone is touched.
+outs and all. It begins from the clone's dvc.lock and shares DVC's cache, so that nothing is computed twice, and runs/,
+so that a stopped training goes on from its checkpoint. The clone's working tree and index are not touched.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ STAGES = {
         "outs": ["results/comparison.md", "results/report.html"], "metrics": ["results/comparison.json"],
     },
 }
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 def make_repository(path: Path) -> Path:
