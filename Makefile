@@ -1,9 +1,11 @@
 # make repro: set up .venv unless it is right already, then run the graph.
 # make test: the same set-up, then linters, types and tests.
+# make ui: the same set-up, then the pipeline in Prefect's UI, served until Ctrl-C; PORT=4300 takes another port.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 PYTHON ?= python3
+PORT ?= 4200
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 # The environment is right for one state of these files, one Python and one place on disk: the stamp's name says which.
@@ -15,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DVC_NO_ANALYTICS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: repro test lint setup
+.PHONY: repro test lint setup ui
 
 repro: setup
 	$(IN_VENV) swaralign check
@@ -27,6 +29,9 @@ test: lint
 lint: setup
 	$(IN_VENV) ruff check .
 	$(IN_VENV) mypy
+
+ui: setup
+	exec $(CURDIR)/.venv/bin/python -m flows.serve --port $(PORT)
 
 setup: $(READY)
 

@@ -50,6 +50,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C would leave the rest running
         for process in reversed(running):  # the worker reports to the server, which therefore goes last
             stop(process)
 
