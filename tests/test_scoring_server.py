@@ -267,6 +267,20 @@ def test_scorer_of_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         find_factory("headlines")
 
 
+def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own code, with a pipeline that gives the length of the file it is handed."""
+    text = (ROOT / "docs" / "scorer.md").read_text(encoding="utf-8")
+    (tmp_path / "btrm.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    (tmp_path / "btrm_pipeline.py").write_text(
+        "import soundfile as sf\nclass RewardModelInferencePipeline:\n"
+        "    def __init__(self, base, checkpoint):\n        self.offset = len(base + checkpoint)\n"
+        "    def get_pointwise_reward(self, text, path):\n"
+        "        return self.offset + sf.info(path).frames + len(text)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with served(lambda: find_factory("btrm:Btrm")(base="ab", checkpoint="c")) as url:
+        assert httpx.post(f"{url}/score", json=request(prompt="four")).json()["score"] == 3 + 240 + 4
+
+
 def test_serving_loads_neither_torch_nor_our_rewards() -> None:
     """A scorer's environment may hold another torch, or none."""
     loaded = "import sys, swaralign.cli; print({'torch', 'transformers', 'swaralign.rewards'} & set(sys.modules))"
