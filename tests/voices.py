@@ -42,7 +42,7 @@ class LengthScorer:
 
 def qwen3_tts(params: Params, max_frames: int = 96) -> TrainableVoice:
     """The demo's base voice with a speaker of its own."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     speaker = torch.randn(256, generator=torch.Generator().manual_seed(5)) * 0.15
     rollout = params.rollout.model_copy(update={"max_frames": max_frames})
     return load_policy(BASE, speaker.tolist(), rollout, params.runtime)

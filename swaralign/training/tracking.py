@@ -39,21 +39,21 @@ class Tracker:
         artifacts.write_json(folder / "params.json", self.params)
         if self.kind == "none":
             return
-        callbacks = trainer.callback_handler.callbacks
-        reporter: Any = next(each for each in callbacks if isinstance(each, CALLBACKS[self.kind]))
         config = {"seed": self.seed, "params": self.params}
         if self.kind == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            reporter.tb_writer = SummaryWriter(str(folder / "tensorboard"))
-            reporter.tb_writer.add_text("seed", str(self.seed))
-            reporter.tb_writer.add_text("params", f"```\n{(folder / 'params.json').read_text()}```")
-        elif self.kind == "wandb":  # the callback goes on with a run that is open
-            importlib.import_module("wandb").init(
-                project=self.project, name=_name(folder), config=config, dir=str(folder))
-        else:  # trackio's callback opens the run itself, when training begins
-            trainer.add_callback(_TrackioConfig(config))
-        validation.reporter = reporter
+            writer = SummaryWriter(str(folder / "tensorboard"))
+            writer.add_text("seed", str(self.seed))
+            writer.add_text("params", f"```\n{(folder / 'params.json').read_text()}```")
+            _swap(trainer, TensorBoardCallback, _TensorBoard(writer))
+        elif self.kind == "wandb":  # its callback goes on with a run that is open
+            wandb = importlib.import_module("wandb")
+            wandb.init(project=self.project, name=_name(folder), config=config, dir=str(folder))
+        else:
+            _swap(trainer, TrackioCallback, _Trackio(config))
+        callbacks = trainer.callback_handler.callbacks
+        validation.reporter = next(each for each in callbacks if isinstance(each, CALLBACKS[self.kind]))
 
 
 def load_tracker(params: Params, stage: str) -> Tracker:
@@ -69,14 +69,28 @@ def load_tracker(params: Params, stage: str) -> Tracker:
     return Tracker(kind, params.tracking.project, seed, params.model_dump())
 
 
-class _TrackioConfig(TrainerCallback):
-    """Adds to the configuration of the run that trackio's own callback, called before, has opened."""
+class _TensorBoard(TensorBoardCallback):
+    """Without the model's configuration, which a nested one of Qwen3-TTS cannot write as JSON."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        super().on_train_begin(args, state, control, **rest)
+
+
+class _Trackio(TrackioCallback):
+    """With a configuration for the run, which the callback opens itself."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
+        super().__init__()
+        self.run_config = config
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        importlib.import_module("trackio").config.update(self.config, allow_val_change=True)
+    def setup(self, *arguments: Any, **named: Any) -> None:
+        super().setup(*arguments, **named)
+        importlib.import_module("trackio").config.update(self.run_config, allow_val_change=True)
+
+
+def _swap(trainer: Trainer, kind: type[TrainerCallback], ours: TrainerCallback) -> None:
+    trainer.remove_callback(kind)
+    trainer.add_callback(ours)
 
 
 def _name(folder: Path) -> str:
