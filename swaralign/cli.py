@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     use.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
     use.set_defaults(run=run_recipe_use)
 
-    add_commands(commands)
+    add_commands(commands.add_parser("scorer", help="serve a reward over HTTP, or check somebody's server"))
     diagnostics.register(commands)
 
     listen = commands.add_parser("listen", help="write one evaluated take to a WAV file")

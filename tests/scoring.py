@@ -57,7 +57,7 @@ class Server:
 
 def launch(*arguments: str, port: int = 0, **environment: str) -> Server:
     """Start a server and read from its first line where it listens."""
-    command = [sys.executable, "-m", "swaralign.cli", "scorer", "serve", *arguments, "--port", str(port)]
+    command = [sys.executable, "-m", "swaralign.scoring", "serve", *arguments, "--port", str(port)]
     known = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), environment.pop("folder", "")])} | environment
     process = subprocess.Popen(command, cwd=ROOT, env=known, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -281,9 +281,10 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert httpx.post(f"{url}/score", json=request(prompt="four")).json()["score"] == 3 + 240 + 4
 
 
-def test_serving_loads_neither_torch_nor_our_rewards() -> None:
-    """A scorer's environment may hold another torch, or none."""
-    loaded = "import sys, swaralign.cli; print({'torch', 'transformers', 'swaralign.rewards'} & set(sys.modules))"
+def test_the_scoring_alone_needs_few_packages() -> None:
+    """A scorer's environment may hold another torch, or none, and nothing of ours but this."""
+    heavy = "{'torch', 'transformers', 'pyarrow', 'soundfile', 'soxr', 'swaralign.rewards'}"
+    loaded = f"import sys, swaralign.scoring.__main__; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -1,4 +1,4 @@
-"""`swaralign scorer serve|check`."""
+"""`swaralign scorer serve|check`, which `python -m swaralign.scoring` also offers."""
 
 from __future__ import annotations
 
@@ -60,10 +60,9 @@ def read_token(variable: str | None) -> str | None:
     return token
 
 
-def add_commands(commands: Any) -> None:
-    """Add `scorer` to the subparsers of `swaralign`."""
-    actions = commands.add_parser("scorer", help="serve a reward over HTTP, or check somebody's server").add_subparsers(
-        required=True, metavar="serve|check")
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the commands `serve` and `check`."""
+    actions = parser.add_subparsers(required=True, metavar="serve|check")
     serving = actions.add_parser("serve", help="serve one scorer; see docs/scorer.md")
     serving.add_argument("scorer", help=f"{', '.join(REWARDS)}, an entry point, or module:attribute")
     serving.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings of a reward of ours")
