@@ -14,13 +14,13 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from swaralign.scoring.conformance import findings
 from swaralign.scoring.plugins import REWARDS, AudioScorer, find_factory
-from swaralign.scoring.server import ScorerServer, ServerSettings, listen
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
     """Serve a scorer until SIGTERM or Ctrl-C, and finish what is in flight."""
+    from swaralign.scoring.server import ScorerServer, ServerSettings, listen  # the other commands need no web server
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the stages have it, read when torch loads
     load = _loader(arguments)
@@ -40,6 +40,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Print a line a rule of the protocol; 1 if the server at the URL breaks any."""
+    from swaralign.scoring.conformance import findings
+
     url = arguments.url.rstrip("/").removesuffix("/score")
     broken = 0
     for finding in findings(url, read_token(arguments.token_env)):
