@@ -66,7 +66,9 @@ def plan(params: Params) -> Iterator[Fact]:
 
 
 def engines(reward: RewardParams) -> Fact:
-    """Whether the packages of the reward's MOS and similarity engines are installed."""
+    """Whether the packages of the reward's MOS and similarity engines are installed; who scores, for kind http."""
+    if reward.kind == "http":
+        return Fact("engines", f"none here: scored by {', '.join(reward.http.urls)}")
     named = [engine for engine in (reward.mos.engine, reward.similarity.engine) if engine in ENGINE_PACKAGES]
     missing = [name for name in named if importlib.util.find_spec(ENGINE_PACKAGES[name]) is None]
     if missing:

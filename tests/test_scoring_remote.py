@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+from swaralign.checks import engines
 from swaralign.comparison import Evaluation, compare
 from swaralign.evaluation import evaluate_takes, summarise
 from swaralign.params import Params, SamplingParams, parse_params
@@ -97,11 +102,19 @@ def test_our_rewards_refuse_what_is_no_speech(whisper_cer: RewardScorer) -> None
     wave = np.full(2400, 0.1, np.float32)
     for take, told in ((AudioTake(wave, 8, "Hello.", {}), "sample_rate is 8 Hz, outside 4000 to 384000"),
                        (AudioTake(wave * 32768, 24000, "Hello.", {}), "peaks at 3276.8; it must be in [-1, 1], so div"),
+                       (AudioTake(wave, 24000, "(" * 2001, {}), "the prompt has 2001 characters, 2000 are the most"),
                        (AudioTake(wave, 24000, "Hmm.", {}), "the text 'Hmm.' is empty after the english rule")):
         with pytest.raises(ValueError) as caught:
             whisper_cer.check(take)
         assert told in str(caught.value)
     whisper_cer.check(AudioTake(wave, 24000, "Hello.", {}))
+
+
+@given(prompt=st.text(max_size=40) | st.text("0123456789.,$£%/-+: ofhalpintzr", max_size=40))
+@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_can_be_compared_or_is_refused(whisper_cer: RewardScorer, prompt: str) -> None:
+    with contextlib.suppress(ValueError):
+        whisper_cer.check(AudioTake(np.full(2400, 0.1, np.float32), 24000, prompt, {}))
 
 
 def test_takes_of_several_rates_keep_their_order(whisper_cer: RewardScorer) -> None:
@@ -155,6 +168,10 @@ def test_evaluation_and_comparison_leave_out_what_a_scorer_does_not_measure() ->
     voices = {voice: Evaluation(table, {"settings": {}}) for voice in ("sft", "grpo")}
     result = compare(voices, "sft", demo_params().compare)
     assert list(result["grpo"]) == list(result["grpo_minus_sft"]) == ["composite", "failure_rate", "duration_s"]
+
+
+def test_check_names_who_scores() -> None:
+    assert engines(remote_params("http://h:1").reward).found == "none here: scored by http://h:1"
 
 
 @pytest.mark.parametrize(

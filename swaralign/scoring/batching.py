@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,5 +124,5 @@ def _score(scorer: AudioScorer, takes: Sequence[AudioTake]) -> list[ScoreReply]:
 
 
 def _reply(score: Any) -> ScoreReply:
-    fields = score if isinstance(score, dict) else {"score": score}
+    fields = score if isinstance(score, Mapping) else {"score": score}
     return parse_reply({name: value.item() if hasattr(value, "item") else value for name, value in fields.items()})

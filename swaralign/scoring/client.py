@@ -189,5 +189,5 @@ def _retry_after_s(response: httpx.Response) -> float:
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0

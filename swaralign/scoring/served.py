@@ -18,6 +18,7 @@ from swaralign.scoring.messages import AudioTake, Scalar
 from swaralign.scoring.plugins import REWARDS, AudioScorer
 
 _RATES_HZ = (4_000, 384_000)
+_LONGEST_TEXT = 2_000  # characters; beyond any transcript, and normalising takes quadratic time
 _PEAK = 16.0  # full scale is 1: this is no wave in [-1, 1], but integers
 
 
@@ -28,7 +29,9 @@ class RewardScorer(AudioScorer):
         self._scorer, self._rule = scorer, params.text_rule
 
     def check(self, take: AudioTake) -> None:
-        """Raises ValueError for a text with nothing to compare with, an odd sample rate, or samples out of scale."""
+        """Raises ValueError for a text that is too long or empty as compared, an odd rate, or samples out of scale."""
+        if len(take.prompt) > _LONGEST_TEXT:
+            raise ValueError(f"the prompt has {len(take.prompt)} characters, {_LONGEST_TEXT} are the most")
         reference_text(take.prompt, self._rule)
         low, high = _RATES_HZ
         if not low <= take.sample_rate_hz <= high:

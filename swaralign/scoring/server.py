@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,7 +28,6 @@ from swaralign.scoring.messages import MAX_BODY_BYTES, Scalar, parse_json, parse
 from swaralign.scoring.metrics import Metrics
 from swaralign.scoring.plugins import AudioScorer
 
-log = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
