@@ -168,7 +168,7 @@ def replayed(voice: TrainableVoice, text: str, completion: Sequence[int]) -> flo
     prompt = voice.encode(text)
     ids = torch.tensor([[*prompt, *completion]])
     with torch.no_grad():
-        states = voice.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+        states = voice.model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
         head = voice.model.get_output_embeddings()
         logits = states[len(prompt) - 1 : -1] @ head.weight.T + (0 if head.bias is None else head.bias)
     logps = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion)[:, None])[:, 0]

@@ -20,7 +20,7 @@ from swaralign.training import common
 from swaralign.training.common import StartsAtReference, write_training
 from swaralign.training.curves import GRPO_COLUMNS, curve_rows
 from swaralign.training.grpo import plan_prompts, train_grpo
-from tests.voices import BASE, PROMPTS, ROOT, LengthScorer, adapter, difference, qwen3_tts
+from tests.voices import BASE, FAMILIES, PROMPTS, ROOT, LengthScorer, adapter, difference
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def settings(params: Params, **changes: Any) -> GrpoParams:
 
 
 def train(params: Params, folder: Path, **changes: Any) -> common.Training:
-    voice = qwen3_tts(params, changes.pop("max_frames", 96))
+    voice = FAMILIES[changes.pop("family", "qwen3_tts")](params, changes.pop("max_frames", 96))
     scorer: Any = LengthScorer()
     return train_grpo(voice, PROMPTS, PROMPTS, scorer, settings(params, **changes), params.runtime, folder)
 
@@ -151,9 +151,10 @@ def test_what_a_training_writes(trained: common.Training, tmp_path: Path) -> Non
     assert takes["step"] == [0, 0, 2, 2] and takes[0]["audio"]["bytes"][:4] == b"fLaC"
 
 
-def test_a_learnable_reward_goes_up(params: Params, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_learnable_reward_goes_up(params: Params, tmp_path: Path, family: str) -> None:
     """Sixteen takes an update, eight updates: takes get longer, since that is what is rewarded."""
-    result = train(params, tmp_path, samples_per_prompt=8, micro_batch=16, beta=0.0, max_frames=40,
+    result = train(params, tmp_path, family=family, samples_per_prompt=8, micro_batch=16, beta=0.0, max_frames=40,
                    schedule={"updates": 8, "save_every": 8, "learning_rate": 5e-3}, validation={"every": 8})
     reward = [row["reward"] for row in rows(result)]
     assert np.mean(reward[-3:]) > np.mean(reward[:3]) + 0.03

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from swaralign.params import Params
+from swaralign.params import OuteTtsRolloutParams, Params
 from swaralign.policy import load_policy
 from swaralign.policy.base import TrainableVoice
 from swaralign.rewards.scorer import TakeScore
@@ -48,7 +49,16 @@ def qwen3_tts(params: Params, max_frames: int = 96) -> TrainableVoice:
     return load_policy(BASE, speaker.tolist(), rollout, params.runtime)
 
 
-FAMILIES: dict[str, Callable[[Params, int], TrainableVoice]] = {"qwen3_tts": qwen3_tts}
+def outetts(params: Params, max_frames: int = 96) -> TrainableVoice:
+    """The micro OuteTTS with a speaker of its own; for a frame of the other family's it may have 16 tokens."""
+    torch.set_num_threads(1)
+    speaker = json.loads((ROOT / "tests" / "data" / "outetts" / "speaker.json").read_text(encoding="utf-8"))
+    rollout = OuteTtsRolloutParams(family="outetts", base_tokens=16 * max_frames, tokens_per_text_token=1.0,
+                                   max_tokens=16 * max_frames, batch_size=64)
+    return load_policy(ROOT / "data" / "outetts-micro" / "base", speaker, rollout, params.runtime)
+
+
+FAMILIES: dict[str, Callable[[Params, int], TrainableVoice]] = {"qwen3_tts": qwen3_tts, "outetts": outetts}
 
 
 def adapter(result: common.Training) -> dict[str, torch.Tensor]:
