@@ -62,7 +62,7 @@ def load_tracker(params: Params, stage: str) -> Tracker:
     Raises ValueError if the package of `tracking.tracker` is not installed.
     """
     kind = params.tracking.tracker
-    if kind != "none" and find_spec(kind) is None:
+    if kind != "none" and getattr(find_spec(kind), "origin", None) is None:  # a folder of that name has none
         raise ValueError(f"tracking.tracker is {kind!r}, but its package is not installed: "
                          f"`pip install -c constraints.txt -e '.[{kind}]'`, or set it to none")
     seed = getattr(params, stage.removeprefix("train_")).seed
