@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -20,6 +21,8 @@ from swaralign.artifacts import atomic_folder, sha256_tree, write_json
 from swaralign.mlx_lora import ADAPTER_CONFIG, WEIGHTS_FILE, LoraAdapter, read_adapter, some
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import AssetsParams, MergeParams
+
+_BLOCK_ROWS = 64  # of a weight, worked on at once: they stay in a core's cache
 
 
 def build_merge(
@@ -140,9 +143,17 @@ def product(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     A matrix product sums in an order of its library's choice. Here each step is made in float64, where the product of
     two float32 is exact, and rounded to float32.
     """
-    total = torch.zeros(len(b), a.shape[1])
-    for column, row in zip(b.double().T, a.double(), strict=True):
-        total = torch.outer(column, row).add_(total).float()
+    left, right = b.double().numpy(), a.double().numpy()
+    blocks = [_fused(left[start : start + _BLOCK_ROWS], right) for start in range(0, len(left), _BLOCK_ROWS)]
+    return torch.from_numpy(np.concatenate(blocks))
+
+
+def _fused(b: np.ndarray, a: np.ndarray) -> np.ndarray:
+    total = np.zeros((len(b), a.shape[1]), np.float32)
+    for column, row in zip(b.T, a, strict=True):
+        step = np.multiply.outer(column, row)
+        np.add(step, total, out=step)
+        total = step.astype(np.float32)
     return total
 
 
