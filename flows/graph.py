@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_graph(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
         ValueError: no such stage; the message names those there are.
     """
     with _one_repo:
-        graph = Repo(str(root)).index.graph  # edges point upstream
+        graph = _repo(root, _stamp(root)).index.graph  # edges point upstream
         pipeline = {stage.name: stage for stage in graph if isinstance(stage, PipelineStage)}
         wanted = {pipeline[name] for target in targets for name in _named(target, pipeline)} or set(pipeline.values())
         wanted |= {above for stage in wanted for above in nx.descendants(graph, stage)}
@@ -55,14 +56,31 @@ def changes(root: Path, name: str) -> list[str]:
     while True:
         try:
             with _one_repo:
-                repo = Repo(str(root), _wait_for_lock=True)
-                (stage,) = (found for found in repo.index.stages if getattr(found, "name", None) == name)
+                stamp = _stamp(root)
+                repo = _repo(root, stamp)
                 with repo.lock:
-                    status = stage.status().get(stage.addressing, [])
-                known = any(dep.hash_info for dep in stage.deps)  # from dvc.lock
-                return list(_entries(status)) if known or not status else ["no run in dvc.lock"]
+                    if stamp == _stamp(root):
+                        return _changes(repo, name)
         except LockError:
             time.sleep(BUSY_S)
+
+
+def _changes(repo: Repo, name: str) -> list[str]:
+    (stage,) = (found for found in repo.index.stages if getattr(found, "name", None) == name)
+    status = stage.status().get(stage.addressing, [])
+    known = any(dep.hash_info for dep in stage.deps)  # from dvc.lock
+    return list(_entries(status)) if known or not status else ["no run in dvc.lock"]
+
+
+@lru_cache(maxsize=1)
+def _repo(root: Path, stamp: tuple[int, ...]) -> Repo:
+    """DVC's view of the repository, read again when dvc.yaml or dvc.lock is another: reading them is the slow part."""
+    return Repo(str(root), _wait_for_lock=True)
+
+
+def _stamp(root: Path) -> tuple[int, ...]:
+    files = [root / name for name in ("dvc.yaml", "dvc.lock")]
+    return tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in files)
 
 
 def _named(target: str, names: Iterable[str]) -> list[str]:

@@ -117,9 +117,9 @@ class Lab:
         deployment = self.client.read_deployment_by_name("align/on-demand")
         return self.client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
-    def finish(self, run: FlowRun) -> FlowRun:
+    def finish(self, run: FlowRun, seconds: float = WAIT_S) -> FlowRun:
         """The run when it has ended, however it has."""
-        until(lambda: self.state(run).is_final())
+        until(lambda: self.state(run).is_final(), seconds)
         return self.client.read_flow_run(run.id)
 
     def run(self, **parameters: Any) -> FlowRun:
@@ -140,7 +140,10 @@ class Lab:
 
     def logs(self, run: FlowRun) -> list[str]:
         wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
-        return [log.message for log in self.client.read_logs(wanted, limit=200)]
+        found: list[str] = []
+        while page := self.client.read_logs(wanted, limit=200, offset=len(found)):
+            found += [log.message for log in page]
+        return found
 
     def artifacts(self, run: FlowRun) -> dict[str, Any]:
         wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from flow_lab import Lab, alive, executed, git, make_repository, until
+from flow_lab import STAGES, Lab, alive, executed, git, make_repository, until
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
@@ -98,6 +99,17 @@ def test_a_failed_stage_fails_the_flow_and_other_branches_go_on(lab: Lab, reposi
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     by_hand = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
     assert by_hand.returncode == 0 and "Running stage 'right'" in by_hand.stdout
+
+
+def test_two_runs_at_once_in_one_place_run_each_stage_once(lab: Lab, repository: Path) -> None:
+    """Whichever is second waits for DVC's locks, then finds the stage done."""
+    ran = len(executed(repository))
+    changed = {"split.min_snr_db": 21.0, "speaker.min_duration_s": 1.2, "grpo.beta": 0.11}
+    runs = [lab.finish(run) for run in [lab.trigger(set_params=changed), lab.trigger(set_params=changed)]]
+    assert [run.state_name for run in runs] == ["Completed", "Completed"]
+    assert Counter(executed(repository)[ran:]) == Counter(list(STAGES))
+    first, second = (lab.states(run) for run in runs)
+    assert all({first[name], second[name]} == {"Cached", "Completed"} for name in STAGES)
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""The flow on the real graph with the tiny recipe: a cancelled training resumes, and what is done is `Cached`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flow_lab import Lab, alive, until
+from prefect.states import Cancelling
+from test_pipeline import STAGES, copy_repository, edit_params
+
+from flows import serve
+
+GRAPH_S = 900.0
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("prefect"))
+    yield lab
+    serve.stop(lab.server)
+
+
+@pytest.fixture(scope="module")
+def repository(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of this repository with the tiny recipe, deployed, with a worker in it."""
+    path = copy_repository(tmp_path_factory.mktemp("repository"))
+    edit_params(path, {"flow": {"grace_s": 5.0}})
+    lab.deploy(path)
+    with lab.worker(path):
+        yield path
+
+
+def test_the_tiny_recipe_from_nothing_through_a_cancelled_training_to_cached(lab: Lab, repository: Path) -> None:
+    run = lab.trigger(targets=["train_grpo"])
+    until(lambda: bool(list(repository.glob("runs/train_grpo/*/checkpoint-1/complete.json"))), GRAPH_S)
+    lab.client.set_flow_run_state(run.id, Cancelling())
+    until(lambda: alive(repository) == [], 30)
+    assert lab.finish(run).state_name == "Cancelled" and lab.states(run)["train_grpo"] == "Cancelled"
+    (checkpoint,) = repository.glob("runs/train_grpo/*/checkpoint-1/complete.json")
+    written = checkpoint.stat().st_mtime_ns
+
+    run = lab.finish(lab.trigger(), GRAPH_S)
+    done = {"assets", "split", "merge", "speaker"}
+    assert run.state_name == "Completed", run.state
+    assert lab.states(run) == {name: "Cached" if name in done else "Completed" for name in STAGES}
+    assert checkpoint.stat().st_mtime_ns == written  # the training went on from there
+    found = lab.artifacts(run)
+    assert found["comparison"] == (repository / "results/comparison.md").read_text()
+    assert {row["stage"] for row in json.loads(found["stages"])} == set(STAGES)
+    assert "split.expected_train" in {row["key"] for row in json.loads(found["params"])}
+    assert (repository / f"runs/reports/{run.name}/report.html").is_file()
+    until(lambda: any("train_grpo" in line for line in lab.logs(run)))
+
+    began = time.monotonic()
+    again = lab.run()
+    assert time.monotonic() - began < 30
+    assert lab.states(again) == dict.fromkeys(STAGES, "Cached")
