@@ -65,6 +65,7 @@ def _make(root: Path, path: Path, commit: str, params: str) -> None:
     (root / RUNS).mkdir(exist_ok=True)
     (path / RUNS).symlink_to(root / RUNS)
     _share_cache(root, path)
+    Repo(str(path)).checkout(allow_missing=True)  # at once, what a stage each would take from the cache
 
 
 def _share_cache(root: Path, path: Path) -> None:
