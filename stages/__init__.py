@@ -13,6 +13,10 @@ from pathlib import Path
 # sleeping at once slows small tensors as much. Read when torch loads, so set before it.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+# Of several processes the first one shows progress; read when tqdm loads.
+if os.environ.get("RANK", "0") != "0":
+    os.environ["TQDM_DISABLE"] = "1"
+
 OURS = Path(__file__).resolve().parent.parent / "swaralign"
 
 

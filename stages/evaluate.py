@@ -36,6 +36,8 @@ def main() -> None:
     prompts = read_prompts(PROMPTS, wanted.prompts)
     checkpoint = resolve("base", params.assets) if voice == "base" else MERGED
     adapter = Path("data") / f"train_{voice}" / "adapter" if voice in TRAINED else None
+    if (whole := Path("data") / f"train_{voice}" / "checkpoint").is_dir():  # of grpo.trainable full
+        checkpoint, adapter = whole, None
     policy = load_policy(checkpoint, json.loads(SPEAKER.read_text()), params.rollout, runtime, adapter)
     table = evaluate_takes(
         policy, prompts, wanted.samples_per_prompt, wanted.seed, wanted.sampling,

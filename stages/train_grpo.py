@@ -1,9 +1,10 @@
-"""GRPO on the merged voice, with a fixed validation. The outs, under data/train_grpo/: the adapter (PEFT), curves.csv,
-validation.csv, validation_samples.parquet, manifest.json.
+"""GRPO on the merged voice, with a fixed validation. The outs, under data/train_grpo/: the adapter (PEFT; of
+grpo.trainable full, the checkpoint), curves.csv, validation.csv, validation_samples.parquet, manifest.json.
 
     python -m stages.train_grpo
 
-A run that was stopped resumes from its newest checkpoint in runs/train_grpo/; other inputs start a run of their own.
+With grpo.num_processes above 1 it runs itself so many times. A run that was stopped resumes from its newest checkpoint
+in runs/train_grpo/; other inputs start a run of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from swaralign.rewards.scorer import load_scorer
 from swaralign.runs import run_folder, stage_inputs
 from swaralign.training.common import write_training
 from swaralign.training.grpo import train_grpo
+from swaralign.training.launch import launch
 from swaralign.training.tracking import load_tracker
 
 STAGE, OUT = "train_grpo", Path("data/train_grpo")
@@ -31,6 +33,8 @@ TRAIN, HELD_OUT = Path("data/split/train.parquet"), Path("data/split/validation.
 def main() -> None:
     params = load_params()
     runtime = params.runtime
+    if launch(f"stages.{STAGE}", params.grpo, runtime):
+        return
     torch.set_num_threads(runtime.threads)
     tracker = load_tracker(params, STAGE)
     train, held_out = read_prompts(TRAIN), read_prompts(HELD_OUT, params.grpo.validation.prompts)

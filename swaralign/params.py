@@ -306,11 +306,21 @@ class ScheduleParams(Section):
     max_grad_norm: Positive
     save_every: Count
     keep_checkpoints: Annotated[int, Field(ge=2)]  # the one before must stay while a new one is written
+    keep_best: bool
+    keep_every: Count | None
+
+    @model_validator(mode="after")
+    def _kept_ones_are_saved(self) -> Self:
+        if self.keep_every and self.keep_every % self.save_every:
+            raise ValueError(f"keep_every {self.keep_every} is not a multiple of save_every {self.save_every}: not all "
+                             f"of them would be saved; {-(-self.keep_every // self.save_every) * self.save_every} "
+                             "would do")
+        return self
 
 
 class ValidationParams(Section):
     every: Count
-    prompts: Count
+    prompts: Annotated[int, Field(ge=0)]
     seed: Seed
     sampling: SamplingParams
 
@@ -398,6 +408,10 @@ class GrpoParams(Section):
     prompts_per_update: Count
     samples_per_prompt: Annotated[int, Field(ge=2)]
     micro_batch: Count
+    num_processes: Count
+    sharding: Literal["none", "fsdp"]
+    trainable: Literal["lora", "full"]
+    gradient_checkpointing: bool
     iterations: Count
     sampling: SamplingParams
     beta: Annotated[float, Field(ge=0)]
@@ -423,15 +437,25 @@ class GrpoParams(Section):
         return self
 
     @model_validator(mode="after")
+    def _shards(self) -> Self:
+        if self.sharding == "fsdp" and (self.num_processes < 2 or self.trainable != "full"):
+            raise ValueError(f"sharding fsdp is for trainable full over 2 or more num_processes, found trainable "
+                             f"{self.trainable} over {self.num_processes}; set sharding to none")
+        return self
+
+    @model_validator(mode="after")
     def _batch_arithmetic(self) -> Self:
-        takes = self.prompts_per_update * self.samples_per_prompt
-        if takes % self.micro_batch:
+        takes, ranks = self.prompts_per_update * self.samples_per_prompt, self.num_processes
+        made_of = f"(prompts_per_update {self.prompts_per_update} x samples_per_prompt {self.samples_per_prompt})"
+        if takes % ranks:
             fits = [n for n in range(1, takes + 1) if takes % n == 0]
-            raise ValueError(
-                f"micro_batch {self.micro_batch} does not divide the {takes} takes of an update "
-                f"(prompts_per_update {self.prompts_per_update} x samples_per_prompt {self.samples_per_prompt}); "
-                f"micro_batch could be one of {fits}"
-            )
+            raise ValueError(f"num_processes {ranks} does not divide the {takes} takes of an update {made_of}; "
+                             f"it could be one of {fits}")
+        if takes // ranks % self.micro_batch:
+            fits = [n for n in range(1, takes + 1) if takes % (n * ranks) == 0]
+            share = f" x num_processes {ranks}" if ranks > 1 else ""
+            raise ValueError(f"micro_batch {self.micro_batch}{share} does not divide the {takes} takes of an update "
+                             f"{made_of}; micro_batch could be one of {fits}")
         for key, value in (("updates", self.schedule.updates), ("save_every", self.schedule.save_every)):
             if value % self.iterations:
                 raise ValueError(
@@ -513,6 +537,8 @@ class Params(Section):
                 raise ValueError(f"the reward's engine {engine} needs the asset assets.{asset}, which is null")
         if (self.evaluate.second_asr is None) != (self.assets.second_asr is None):
             raise ValueError("evaluate.second_asr and assets.second_asr belong together: give both, or null for both")
+        if self.grpo.sharding == "fsdp" and self.runtime.device != "cuda":
+            raise ValueError(f"grpo.sharding is fsdp, which needs GPUs, but runtime.device is {self.runtime.device}")
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "
                              f"but split.expected_train is {self.split.expected_train}")

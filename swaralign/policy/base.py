@@ -50,6 +50,7 @@ class TrainableVoice(VoicePolicy, Protocol):
 
     model: Any  # a causal language model; the trainer's PEFT model around it once training has begun
     lora_targets: str  # regular expression over module names
+    policy_parameters: str  # regular expression over the names of the parameters that are the policy's own
 
     @property
     def settings(self) -> RolloutParams: ...

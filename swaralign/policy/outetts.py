@@ -36,6 +36,7 @@ class OuteTtsVoice:
     """
 
     lora_targets = LORA_TARGETS
+    policy_parameters = r".*"
 
     def __init__(
         self, model: Any, tokenizer: Any, codec: DacCodec, profile: Profile, settings: OuteTtsRolloutParams

@@ -31,6 +31,7 @@ class Qwen3TtsVoice:
     """
 
     lora_targets = LORA_TARGETS
+    policy_parameters = r"talker\.(model|codec_head)\..*"
 
     def __init__(self, model: Any, tokenizer: Any, rollout: Qwen3TtsRolloutParams) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, rollout

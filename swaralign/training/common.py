@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import torch
 import trl.trainer.utils
-from peft import LoraConfig
+from accelerate import PartialState
+from peft import LoraConfig, PeftModel
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from swaralign import artifacts
 from swaralign.evaluation import summarise
 from swaralign.params import LoraParams, ScheduleParams
 from swaralign.training.curves import Progress, curve_rows, write_csv
+from swaralign.training.full import trained_weights, write_checkpoint
 from swaralign.training.tracking import Tracker
 from swaralign.training.validation import SUMMARY, FixedValidation
 
@@ -60,12 +65,13 @@ def schedule_arguments(
         "seed": seed,
         "data_seed": seed,
         "use_cpu": device == "cpu",
-        "bf16": device != "cpu",
+        "bf16": False,  # see `compute_in_bfloat16`
         "gradient_checkpointing": False,
         "logging_steps": 1,
         "save_strategy": "steps",
         "save_steps": schedule.save_every,
-        "save_total_limit": schedule.keep_checkpoints,
+        "save_total_limit": None,  # see `KeepCheckpoints`
+        "ddp_find_unused_parameters": False,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",
@@ -73,10 +79,30 @@ def schedule_arguments(
     }
 
 
+def compute_in_bfloat16(model: Any, device: str) -> None:
+    """On a GPU, makes the backbone of a float32 model compute in bfloat16; call it before a trainer takes the model.
+
+    The trainer's own autocast would also round the head's logits, and with them the log-probabilities.
+    """
+    if device == "cpu":
+        return
+    backbone = model.base_model
+    forward = backbone.forward
+
+    @functools.wraps(forward)
+    def autocast(*inputs: Any, **named: Any) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            output = forward(*inputs, **named)
+        output.last_hidden_state = output.last_hidden_state.float()
+        return output
+
+    backbone.forward = autocast
+
+
 def fit(trainer: Trainer, folder: Path, validation: FixedValidation, tracker: Tracker | None) -> None:
     """Trains, resuming from the newest whole checkpoint in `folder`."""
     trainer.remove_callback(PrinterCallback)  # the bar shows what it would print
-    if tracker:
+    if tracker and trainer.is_world_process_zero():
         tracker.attach(trainer, validation, folder)
     resume = newest_checkpoint(folder)
     if resume is not None:
@@ -85,10 +111,10 @@ def fit(trainer: Trainer, folder: Path, validation: FixedValidation, tracker: Tr
 
 
 def callbacks(
-    validation: FixedValidation, bounds: Mapping[str, float], shown: Mapping[str, str]
+    validation: FixedValidation, schedule: ScheduleParams, bounds: Mapping[str, float], shown: Mapping[str, str]
 ) -> list[TrainerCallback]:
     """What watches over every training; `bounds` as in `StartsAtReference`, `shown` as in `Progress`."""
-    return [StartsAtReference(bounds), validation, MarkComplete(), Progress(shown)]
+    return [StartsAtReference(bounds), validation, KeepCheckpoints(validation, schedule), Progress(shown)]
 
 
 class StartsAtReference(TrainerCallback):
@@ -112,12 +138,36 @@ class StartsAtReference(TrainerCallback):
                 )
 
 
-class MarkComplete(TrainerCallback):
-    """Marks each checkpoint as whole once everything in it has been written."""
+class KeepCheckpoints(TrainerCallback):
+    """Marks each checkpoint as whole once every process has written its part, then deletes those that no rule keeps."""
+
+    def __init__(self, validation: FixedValidation, schedule: ScheduleParams) -> None:
+        self.validation, self.schedule = validation, schedule
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        processes = PartialState()
+        processes.wait_for_everyone()
+        if not processes.is_main_process:
+            return
+        found = {int(path.name.split("-")[1]): path for path in Path(args.output_dir).glob("checkpoint-*")}
+        folder = found[state.global_step]
         artifacts.write_json(folder / COMPLETE, artifacts.sha256_tree(folder))
+        for step in found.keys() - kept_checkpoints(found.keys(), self.schedule, self.validation.composites()):
+            shutil.rmtree(found[step])
+
+
+def kept_checkpoints(steps: Collection[int], schedule: ScheduleParams, composites: Mapping[int, float]) -> set[int]:
+    """The updates whose checkpoints are kept: the newest, every so many, the best of those that were validated.
+
+    `composites`: the mean composite of each validation by its update. Of equally good ones the newest is the best.
+    """
+    kept = set(sorted(steps)[-schedule.keep_checkpoints :])
+    if schedule.keep_every:
+        kept |= {step for step in steps if step % schedule.keep_every == 0}
+    validated = [step for step in steps if step in composites]
+    if schedule.keep_best and validated:
+        kept.add(max(validated, key=lambda step: (composites[step], step)))
+    return kept
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -150,13 +200,21 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 
 def write_training(out: Path, result: Training, inputs: dict[str, Any]) -> None:
-    """Writes the adapter, the curves, the validation takes and a manifest into the folder `out`, atomically."""
+    """Writes what was trained (`adapter/`, or `checkpoint/` where it was the model itself), the curves, the validation
+    takes and a manifest into the folder `out`, atomically. Every process calls it, the first one writes."""
+    model = result.validation.policy.model
+    weights = trained_weights(result.trainer, model)
+    if not result.trainer.is_world_process_zero():
+        return
     curve = curve_rows(result.trainer.state.log_history, result.columns)
     takes = result.validation.table()
     steps = sorted(set(takes.column("step").to_pylist()))
     rows = [{"step": step, **summarise(takes.filter(pc.field("step") == step))} for step in steps]
     with artifacts.atomic_folder(out) as folder:
-        save_adapter(result.trainer.model, folder / "adapter")
+        if isinstance(result.trainer.model, PeftModel):
+            save_adapter(result.trainer.model, folder / "adapter")
+        else:
+            write_checkpoint(Path(model.config.name_or_path), weights, folder / "checkpoint")
         write_csv(folder / "curves.csv", curve, list(result.columns))
         write_csv(folder / "validation.csv", rows, ("step", *SUMMARY))
         artifacts.write_parquet(folder / "validation_samples.parquet", takes)

@@ -79,8 +79,9 @@ def train_dpo(
     validation = FixedValidation(
         voice, held_out, dpo.validation, scorer, folder / "validation", voice.settings.batch_size
     )
+    common.compute_in_bfloat16(voice.model, runtime.device)
     bounds = dict.fromkeys(("rewards/chosen", "rewards/rejected"), dpo.beta * offline.start_bound(runtime))
-    callbacks = common.callbacks(validation, bounds, {name: DPO_COLUMNS[name] for name in SHOWN})
+    callbacks = common.callbacks(validation, dpo.schedule, bounds, {name: DPO_COLUMNS[name] for name in SHOWN})
     trainer = pair_trainer(voice, pairs, dpo, runtime, folder, callbacks, tracker)
     common.fit(trainer, folder, validation, tracker)
     facts = {"pairs": len(pairs), "epochs": len(trainer.plan) / len(pairs)}

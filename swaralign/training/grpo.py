@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -19,11 +21,13 @@ from swaralign.rewards.scorer import TakeScorer
 from swaralign.seeds import take_seed
 from swaralign.training import common
 from swaralign.training.curves import GRPO_COLUMNS
+from swaralign.training.full import attach_reference, freeze_all_but, frozen_copy, whole_weights
 from swaralign.training.tracking import Tracker
 from swaralign.training.validation import FixedValidation
 
 log = logging.getLogger(__name__)
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo"}
+START_KL = {"cpu": 1e-5, "cuda": 1e-3}  # what rounding may make of a KL of 0: float32, bfloat16
 SHOWN = ("reward", "kl", "clip_fraction", "wer")  # on the progress bar
 
 
@@ -46,7 +50,11 @@ def plan_prompts(prompts: Sequence[dict[str, str]], grpo: GrpoParams) -> list[di
 
 
 class Rollout:
-    """TRL's rollout function: samples the policy in training and hands each take to the reward."""
+    """TRL's rollout function: samples the policy in training and hands each take to the reward.
+
+    A process gets its share of the batch. A take's seed comes from its place in its group in the whole batch, whose
+    groups may lie across processes.
+    """
 
     def __init__(self, voice: TrainableVoice, grpo: GrpoParams) -> None:
         self.voice, self.grpo = voice, grpo
@@ -54,10 +62,12 @@ class Rollout:
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         seeds = []
-        for text in prompts:
+        for text in gather_object(list(prompts)):
             seeds.append(take_seed(self.grpo.seed, "rollout", trainer.state.global_step, text, counts[text]))
             counts[text] += 1
-        takes = self.voice.rollout(prompts, seeds, self.grpo.sampling)
+        start = PartialState().process_index * len(prompts)
+        with whole_weights(trainer):
+            takes = self.voice.rollout(prompts, seeds[start : start + len(prompts)], self.grpo.sampling)
         return {
             "prompt_ids": [self.voice.encode(text) for text in prompts],
             "completion_ids": [take.completion_ids.tolist() for take in takes],
@@ -79,25 +89,26 @@ class Reward:
         waves = self.voice.decode(take)
         scores = self.scorer.score(waves, prompts, [t.truncated for t in take], self.voice.sample_rate_hz)
         for name in ("wer", "cer", "mos", "speaker_similarity", "failed"):
-            measured = [value for score in scores if (value := getattr(score, name)) is not None]
-            if measured:
-                log_metric(name, sum(measured) / len(measured))
+            for score in scores:
+                if getattr(score, name) is not None:
+                    log_metric(name, float(getattr(score, name)))
         return [s.composite for s in scores]
 
 
 def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path, tracker: Tracker | None) -> GRPOConfig:
-    """TRL's configuration of a recipe; takes an update = micro_batch x accumulation, all from one rollout."""
-    takes = grpo.prompts_per_update * grpo.samples_per_prompt
+    """TRL's configuration of a recipe; takes an update = micro_batch x processes x steps, all from one rollout."""
+    steps = grpo.prompts_per_update * grpo.samples_per_prompt // (grpo.micro_batch * grpo.num_processes)
+    shared = common.schedule_arguments(grpo.schedule, grpo.seed, runtime.device, output, tracker)
     return GRPOConfig(
-        **common.schedule_arguments(grpo.schedule, grpo.seed, runtime.device, output, tracker),
+        **shared | {"gradient_checkpointing": grpo.gradient_checkpointing},
         per_device_train_batch_size=grpo.micro_batch,
-        gradient_accumulation_steps=takes // grpo.micro_batch,
-        steps_per_generation=takes // grpo.micro_batch,
+        gradient_accumulation_steps=steps,
+        steps_per_generation=steps,
         num_generations=grpo.samples_per_prompt,
         num_iterations=grpo.iterations,
         max_completion_length=None,
         temperature=grpo.sampling.temperature,
-        beta=grpo.beta,
+        beta=grpo.beta if grpo.trainable == "lora" else 0.0,  # else `attach_reference` sets it
         epsilon=grpo.epsilon,
         loss_type=LOSS_TYPES[grpo.loss_aggregation],
         scale_rewards="group" if grpo.scale_by_std else "none",
@@ -105,20 +116,19 @@ def grpo_config(grpo: GrpoParams, runtime: RuntimeParams, output: Path, tracker:
     )
 
 
-def train_grpo(
-    voice: TrainableVoice, train: Sequence[dict[str, str]], held_out: Sequence[dict[str, str]],
-    scorer: TakeScorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path, tracker: Tracker | None = None,
-) -> common.Training:
-    """Trains a fresh LoRA over the voice's checkpoint, resuming from the newest whole checkpoint in `folder`.
+def grpo_trainer(
+    voice: TrainableVoice, plan: Sequence[dict[str, str]], scorer: TakeScorer, grpo: GrpoParams, runtime: RuntimeParams,
+    folder: Path, callbacks: Sequence[Any] = (), tracker: Tracker | None = None,
+) -> GRPOTrainer:
+    """TRL's trainer of a fresh LoRA over the voice's model, or of the policy's own parameters.
 
-    `train`, `held_out`: prompts as {"id", "text"}. The voice's model holds the trained adapter afterwards.
-    Raises ValueError, before anything is sampled, for a text that cannot be scored or too few prompts.
+    `plan`: from `plan_prompts`. Its rollouts and rewards are ours.
     """
-    scorer.check([*train, *held_out])
-    plan = plan_prompts(train, grpo)
-    validation = FixedValidation(
-        voice, held_out, grpo.validation, scorer, folder / "validation", voice.settings.batch_size
-    )
+    common.compute_in_bfloat16(voice.model, runtime.device)
+    full = grpo.trainable == "full"
+    if full:
+        freeze_all_but(voice)
+    reference = frozen_copy(voice.model) if full and grpo.beta else None
     with warnings.catch_warnings():  # TRL's notice that rollout_func may change; the version is pinned
         warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
         trainer = GRPOTrainer(
@@ -127,10 +137,34 @@ def train_grpo(
             args=grpo_config(grpo, runtime, folder, tracker),
             train_dataset=Dataset.from_list([{"prompt": row["text"], "id": row["id"]} for row in plan]),
             processing_class=voice.trl_tokenizer(),
-            peft_config=common.lora_config(grpo.lora, voice.lora_targets),
+            peft_config=None if full else common.lora_config(grpo.lora, voice.lora_targets),
             rollout_func=Rollout(voice, grpo),
-            callbacks=common.callbacks(validation, {"kl": 1e-5}, {name: GRPO_COLUMNS[name] for name in SHOWN}),
+            callbacks=list(callbacks),
         )
+    if reference is not None:
+        attach_reference(trainer, reference, grpo.beta)
+    return trainer
+
+
+def train_grpo(
+    voice: TrainableVoice, train: Sequence[dict[str, str]], held_out: Sequence[dict[str, str]],
+    scorer: TakeScorer, grpo: GrpoParams, runtime: RuntimeParams, folder: Path, tracker: Tracker | None = None,
+) -> common.Training:
+    """Trains over the voice's checkpoint, resuming from the newest whole checkpoint in `folder`.
+
+    `train`, `held_out`: prompts as {"id", "text"}. The voice's model holds what was trained afterwards.
+    Raises ValueError, before anything is sampled, for a text that cannot be scored or too few prompts.
+    """
+    scorer.check([*train, *held_out])
+    plan = plan_prompts(train, grpo)
+    validation = FixedValidation(
+        voice, held_out, grpo.validation, scorer, folder / "validation", voice.settings.batch_size
+    )
+    callbacks = common.callbacks(
+        validation, grpo.schedule, {"kl": START_KL[runtime.device]}, {name: GRPO_COLUMNS[name] for name in SHOWN}
+    )
+    trainer = grpo_trainer(voice, plan, scorer, grpo, runtime, folder, callbacks, tracker)
+    validation.weights = lambda: whole_weights(trainer)
     common.fit(trainer, folder, validation, tracker)
     flat = [entry["frac_reward_zero_std"] for entry in trainer.state.log_history if "frac_reward_zero_std" in entry]
     facts = {"unused_prompts_per_epoch": len(train) % grpo.prompts_per_update, "flat_groups": sum(flat) / len(flat)}

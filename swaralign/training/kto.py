@@ -146,9 +146,10 @@ def train_kto(
     validation = FixedValidation(
         voice, held_out, kto.validation, scorer, folder / "validation", voice.settings.batch_size
     )
+    common.compute_in_bfloat16(voice.model, runtime.device)
     bound = offline.start_bound(runtime)
     bounds = {"rewards/chosen": kto.beta * bound, "rewards/rejected": kto.beta * bound, "kl": bound}
-    callbacks = common.callbacks(validation, bounds, {name: KTO_COLUMNS[name] for name in SHOWN})
+    callbacks = common.callbacks(validation, kto.schedule, bounds, {name: KTO_COLUMNS[name] for name in SHOWN})
     trainer = label_trainer(voice, batches, kto, runtime, folder, callbacks, tracker)
     common.fit(trainer, folder, validation, tracker)
     return common.Training(trainer, validation, KTO_COLUMNS, _facts(takes, batches, trainer))

@@ -1,0 +1,57 @@
+"""A training stage in several processes of one machine, by accelerate's launcher: a rank each, one set of params."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from swaralign.params import GrpoParams, RuntimeParams
+
+CONFIGS = {"none": Path("recipes/accelerate/ddp.yaml"), "fsdp": Path("recipes/accelerate/fsdp.yaml")}
+# NVLink multicast is a shared resource of the host that a killed process may leave occupied
+WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
+    """Runs `module` in `grpo.num_processes` processes and returns True once all have ended well.
+
+    Returns False where there is nothing to launch: with one process, and in each of the launched ones, which have
+    joined by then. When one of them dies, the others are stopped and the caller exits with an error that names it.
+    """
+    if "LOCAL_RANK" in os.environ:
+        _join(runtime)
+        return False
+    if grpo.num_processes == 1:
+        return False
+    for name, value in WITHOUT_MULTICAST.items():
+        os.environ.setdefault(name, value)
+    arguments = ["--config_file", str(CONFIGS[grpo.sharding]), "--num_processes", str(grpo.num_processes),
+                 "--num_cpu_threads_per_process", str(runtime.threads), "--module", module]
+    try:
+        launch_command(launch_command_parser().parse_args(arguments))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"exited with {failure.exitcode}"
+        raise SystemExit(f"error: process {rank} of {grpo.num_processes} {how}; the others were stopped. Its own error "
+                         "stands above. The same command resumes from the newest checkpoint") from None
+    return True
+
+
+def _join(runtime: RuntimeParams) -> None:
+    """Takes this rank's device and meets the other ranks; from here on the rank ends when its launcher does."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    if not PartialState(cpu=runtime.device == "cpu").is_main_process:
+        logging.getLogger().setLevel(logging.WARNING)
+
+
+def _end_with(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os._exit(1)
