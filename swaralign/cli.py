@@ -17,10 +17,10 @@ from swaralign import diagnostics
 from swaralign.artifacts import write_text
 from swaralign.checks import check
 from swaralign.params import load_params
+from swaralign.recipes import forms, recipes
 from swaralign.scoring.commands import add_commands
 
 PARAMS = Path("params.yaml")
-RECIPES = Path("recipes")
 EVALUATIONS = Path("data/evaluate")
 
 
@@ -47,22 +47,24 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def run_recipe_list(arguments: argparse.Namespace) -> int:
     """Print the recipes' names, the one that params.yaml is a copy of marked."""
-    current = PARAMS.read_bytes() if PARAMS.is_file() else None
-    for name, path in _recipes().items():
-        print(f"{'*' if path.read_bytes() == current else ' '} {name}")
+    current = PARAMS.read_text(encoding="utf-8") if PARAMS.is_file() else None
+    for name, path in recipes().items():
+        form = next((form for form, text in forms(path).items() if text == current), None)
+        print(f"{' ' if form is None else '*'} {name}{form or ''}")
     return 0
 
 
 def run_recipe_use(arguments: argparse.Namespace) -> int:
     """Copy a recipe over params.yaml, never over edits that no recipe holds unless told to."""
-    recipes = _recipes()
-    recipe = recipes[_known(arguments.name, recipes, "recipe")]
+    found = recipes()
+    recipe = found[_known(arguments.name, found, "recipe")]
     load_params(recipe)
-    shipped = {path.read_bytes() for path in recipes.values()}
-    if PARAMS.is_file() and PARAMS.read_bytes() not in shipped and not arguments.force:
+    shipped = {text for path in found.values() for text in forms(path).values()}
+    if PARAMS.is_file() and PARAMS.read_text(encoding="utf-8") not in shipped and not arguments.force:
         raise ValueError(f"{PARAMS} has edits that no recipe holds; keep a copy of it, or overwrite it with --force")
-    write_text(PARAMS, recipe.read_text(encoding="utf-8"))
-    print(f"{PARAMS} is now {recipe}")
+    form = " (smoke)" if arguments.smoke else ""
+    write_text(PARAMS, forms(recipe)[form])
+    print(f"{PARAMS} is now {recipe}{form}")
     return 0
 
 
@@ -99,13 +101,6 @@ def find_take(evaluations: Path, method: str, prompt_id: str, draw: int) -> dict
     return dict(draws[draw])
 
 
-def _recipes() -> dict[str, Path]:
-    found = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-    if not found:
-        raise ValueError(f"no recipes in {RECIPES}/; run this in the root of a clone")
-    return found
-
-
 def _known(name: str, names: Iterable[str], what: str) -> str:
     """The name itself, or a ValueError that tells the nearest ones."""
     names = list(names)
@@ -129,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="names of the recipes").set_defaults(run=run_recipe_list)
     use = actions.add_parser("use", help="copy a recipe over params.yaml")
     use.add_argument("name")
+    use.add_argument("--smoke", action="store_true", help="two GRPO updates, a checkpoint each, no validation")
     use.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
     use.set_defaults(run=run_recipe_use)
 
