@@ -178,7 +178,7 @@ def _unreachable(what: str, error: BaseException) -> str:
     if isinstance(cause, HfHubHTTPError):
         return f"{what}: the hub answers {cause.response.status_code}, {_first_line(cause)}; try again later"
     return (f"{what}: no connection to {constants.ENDPOINT} ({type(cause).__name__}: {_first_line(cause)}); check the "
-            "network and run again, what was fetched is kept. HF_HUB_OFFLINE=1 uses the cache alone")
+            "network and run again, whole files are kept. HF_HUB_OFFLINE=1 uses the cache alone")
 
 
 def _first_line(error: BaseException) -> str:
