@@ -1,4 +1,4 @@
-"""Batched sampling from a causal language model: a static key-value cache, one uniform number a token, own draws a row.
+"""Batched sampling from a causal language model: a cache of fixed size, one uniform number a token, own draws a row.
 
 Rows stand side by side, left-padded, and leave the batch when they end. What a row draws depends on its own seed alone.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 from swaralign.params import SamplingParams
 from swaralign.policy.decoder import effective_weight
@@ -72,6 +72,31 @@ def rollout(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingP
     return batch.results()
 
 
+class _Cache:
+    """Keys and values of every layer, (B, heads, slots, size), allocated once; attention sees the filled slots alone.
+
+    Unlike transformers' StaticCache it hands out views: no step pays for slots that nothing stands in yet.
+    """
+
+    def __init__(self, prompts: Any, slots: int) -> None:
+        """Takes over the prompts' cache, in which every layer is equally long."""
+        self.filled = prompts.get_seq_length()
+        pad = (0, 0, 0, slots - self.filled)
+        self.keys = [torch.nn.functional.pad(layer.keys, pad) for layer in prompts.layers]
+        self.values = [torch.nn.functional.pad(layer.values, pad) for layer in prompts.layers]
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Writes one token (B, heads, 1, size) into the last filled slot; called by the model's attention."""
+        views = self.keys[layer][:, :, : self.filled], self.values[layer][:, :, : self.filled]
+        for view, new in zip(views, (key, value), strict=True):
+            view[:, :, -1:] = new
+        return views
+
+    def keep(self, index: Tensor) -> None:
+        """Drops the rows that are not in `index`."""
+        self.keys, self.values = ([each[index] for each in group] for group in (self.keys, self.values))
+
+
 class _Batch:
     """The rows that are still speaking; slots, the columns of cache and history, are shared: all prompts end at one."""
 
@@ -102,14 +127,10 @@ class _Batch:
             input_ids=self.history[:, : self.width], attention_mask=(slots >= self.pads[:, None]).long(),
             position_ids=(slots - self.pads[:, None]).clamp(min=0), past_key_values=short, logits_to_keep=1,
         ).logits[:, 0]
-        self.cache: Any = StaticCache(config=self.model.config, max_cache_len=self.slots)
-        layers: Any = zip(self.cache.layers, short.layers, strict=True)
-        for layer, filled in layers:
-            layer.update(filled.keys, filled.values)
+        self.cache = _Cache(short, self.slots)
         self.bias = logits.new_zeros(len(self.rows), 1, 1, self.slots)
-        hidden = torch.arange(self.slots, device=self.pads.device)
-        hidden = (hidden < self.pads[:, None]) | (hidden >= self.width)
-        self.bias.masked_fill_(hidden[:, None, None], torch.finfo(logits.dtype).min)
+        padding = torch.arange(self.slots, device=self.pads.device) < self.pads[:, None]
+        self.bias.masked_fill_(padding[:, None, None], torch.finfo(logits.dtype).min)
         return logits
 
     def advance(self, step: int, eos: int) -> None:
@@ -143,13 +164,12 @@ class _Batch:
         self.rows, self.pads, self.history, self.bias = (
             each[index] for each in (self.rows, self.pads, self.history, self.bias)
         )
-        for layer in self.cache.layers:
-            layer.reorder_cache(index)
+        self.cache.keep(index)
 
     def _step(self, slot: int) -> Tensor:
-        self.bias[..., slot] = 0
+        self.cache.filled = slot + 1
         return self.model(
-            input_ids=self.history[:, slot, None], attention_mask=self.bias,
+            input_ids=self.history[:, slot, None], attention_mask=self.bias[..., : slot + 1],
             position_ids=(slot - self.pads)[:, None], past_key_values=self.cache,
         ).logits[:, 0]
 
