@@ -2,8 +2,9 @@
 
     python -m benchmarks.scorer [--reward whisper_cer] [--takes 48] [--concurrency 1 8 32]
 
-Two servers, each in a process of its own, score the same clips of the demo corpus for the same client, in turn. The
-last line is JSON. Only the ratios of one run mean anything on another machine.
+Two servers, each in a process of its own, score the same clips of the demo corpus for the same client, in turn. In
+brackets stand the CPU seconds that the server spent on a take: batches win by cores that work side by side where these
+are equal, by less work where they fall. The last line is JSON. Only ratios of one run mean anything on another machine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 
 from swaralign.audio import read_audio
@@ -37,21 +39,24 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     arguments = parser.parse_args()
     takes = read_takes(arguments.takes)
-    print("| concurrency | " + " | ".join(f"{name}, takes a second" for name in SERVERS) + " | ratio |")
+    print("| concurrency | " + " | ".join(f"{name}, takes a second (CPU s a take)" for name in SERVERS) + " | ratio |")
     print("|---|---|---|---|")
-    rates: dict[str, dict[int, float]] = {name: {} for name in SERVERS}
+    rows = []
     with contextlib.ExitStack() as stack:
-        urls = {name: stack.enter_context(served(arguments.reward, size)) for name, size in SERVERS.items()}
-        for url in urls.values():
+        servers = {name: stack.enter_context(served(arguments.reward, size)) for name, size in SERVERS.items()}
+        for url, _ in servers.values():
             takes_a_second(url, takes[:8], 8)  # warms up
         for concurrency in arguments.concurrency:
-            for name, url in urls.items():
-                rates[name][concurrency] = takes_a_second(url, takes, concurrency)
-            plain, batched = (rates[name][concurrency] for name in SERVERS)
-            print(f"| {concurrency} | {plain:.2f} | {batched:.2f} | {batched / plain:.2f} |", flush=True)
-    print(json.dumps({"reward": arguments.reward, "takes": len(takes), "cores": os.cpu_count(), "takes_a_second": {
-        name: {str(concurrency): round(rate, 3) for concurrency, rate in found.items()}
-        for name, found in rates.items()}}))
+            row: dict[str, float] = {"concurrency": concurrency}
+            for name, (url, process) in servers.items():
+                before = cpu_s(process)
+                row[name] = takes_a_second(url, takes, concurrency)
+                row[f"{name}, CPU s"] = (cpu_s(process) - before) / len(takes)
+            row["ratio"] = row["micro-batches"] / row["one at a time"]
+            cells = [f"{row[name]:.2f} ({row[f'{name}, CPU s']:.2f})" for name in SERVERS]
+            print(f"| {concurrency} | {' | '.join(cells)} | {row['ratio']:.2f} |", flush=True)
+            rows.append({name: round(value, 3) for name, value in row.items()})
+    print(json.dumps({"reward": arguments.reward, "takes": len(takes), "cores": os.cpu_count(), "rows": rows}))
 
 
 def read_takes(count: int) -> list[AudioTake]:
@@ -63,8 +68,8 @@ def read_takes(count: int) -> list[AudioTake]:
 
 
 @contextlib.contextmanager
-def served(reward: str, max_batch: int) -> Iterator[str]:
-    """The URL of a server process with that limit on its batches."""
+def served(reward: str, max_batch: int) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL and the process of a server with that limit on its batches."""
     command = [sys.executable, "-m", "swaralign.cli", "scorer", "serve", reward, "--port", "0",
                "--max-batch", str(max_batch)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -73,9 +78,15 @@ def served(reward: str, max_batch: int) -> Iterator[str]:
             found = re.search(r" on (http://\S+)", first)
             if not found:
                 raise ValueError(f"the server did not start: {first}{process.stderr.read() if process.stderr else ''}")
-            yield found[1]
+            yield found[1], psutil.Process(process.pid)
         finally:
             process.terminate()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def takes_a_second(url: str, takes: Sequence[AudioTake], concurrency: int) -> float:

@@ -9,9 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from swaralign.cli import main
+from swaralign.scoring.client import ScorerClient
 from swaralign.scoring.messages import MAX_BODY_BYTES, encode_take, parse_json, parse_take
 from swaralign.scoring.plugins import find_factory
 from tests.scorers import Number, Seconds, Short
-from tests.scoring import metrics, process, request, served, serving, take
+from tests.scoring import metrics, process, request, served, serving, settings, take
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -119,6 +120,14 @@ def test_a_batch_goes_through_the_model_together(web: httpx.Client) -> None:
     assert [reply["batch"] for reply in replies] == [16] * 16
 
 
+def test_takes_that_come_one_by_one_go_through_the_model_together() -> None:
+    with served(lambda: Number(delay_s=0.2)) as url:
+        replies = ScorerClient(settings(url, concurrency=8)).score([take(str(n), f"take-{n}") for n in range(24)])
+    assert [reply.score for reply in replies] == list(range(24))
+    calls = sum(1 / (reply.model_extra or {})["batch"] for reply in replies)
+    assert calls <= 8
+
+
 def test_a_batch_that_is_none_or_too_long(web: httpx.Client) -> None:
     assert web.post("/score/batch", json=request()).json() == {"error": "the body must be a list of takes"}
     response = web.post("/score/batch", json=[1] * 65)
@@ -157,6 +166,13 @@ def test_not_ready_until_the_scorer_is_loaded() -> None:
         assert (score.status_code, score.headers["retry-after"]) == (503, "1")
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
@@ -189,19 +205,16 @@ def test_a_body_that_never_comes_is_given_up() -> None:
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     """Places are taken before bodies are read: two heads whose bodies never come fill a queue of two."""
-    deadline = time.monotonic() + 10
     with served(Number, places=2) as url, contextlib.ExitStack() as stack:
         for _ in range(2):
             connection = stack.enter_context(connect(url))
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        while "scorer_queue_length 2.0" not in metrics(url):
-            assert time.monotonic() < deadline
+        wait_for(lambda: "scorer_queue_length 2.0" in metrics(url))
         response = httpx.post(f"{url}/score", json=request())
         assert (response.status_code, response.json()) == (429, {"error": "2 of 2 places are taken"})
         assert int(response.headers["retry-after"]) >= 1
         stack.close()  # the two go away, and their places are free again
-        while httpx.post(f"{url}/score", json=request()).status_code != 200:
-            assert time.monotonic() < deadline
+        wait_for(lambda: httpx.post(f"{url}/score", json=request()).status_code == 200)
 
 
 def test_token() -> None:
@@ -216,21 +229,13 @@ def test_token() -> None:
 
 
 def test_shutdown_finishes_what_is_in_flight() -> None:
-    with process("tests.scorers:Number", "--set", "delay_s=0.3", "--max-batch", "2") as server:
-        replies: list[httpx.Response] = []
-
-        def ask(n: int) -> None:
-            replies.append(httpx.post(f"{server.url}/score", json=request(prompt=str(n)), trust_env=False, timeout=20))
-
-        threads = [threading.Thread(target=ask, args=(n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        while "scorer_queue_length 6.0" not in metrics(server.url):
-            time.sleep(0.01)
+    with process("tests.scorers:Number", "--set", "delay_s=1") as server, httpx.Client(timeout=60) as client, \
+            ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(client.post, f"{server.url}/score", json=request(prompt=str(n))) for n in range(6)]
+        wait_for(lambda: "scorer_queue_length 6.0" in metrics(server.url))
         assert server.stop(signal.SIGTERM) == 0
-        for thread in threads:
-            thread.join()
-    assert sorted((reply.status_code, reply.json()["score"]) for reply in replies) == [(200, n) for n in range(6)]
+        replies = [future.result() for future in futures]
+    assert [(reply.status_code, reply.json()["score"]) for reply in replies] == [(200, n) for n in range(6)]
 
 
 def test_what_cannot_be_served_is_told_at_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:

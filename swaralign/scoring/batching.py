@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +84,14 @@ class MicroBatcher:
         self._thread.shutdown(wait=self.scorer is not None, cancel_futures=True)
 
     async def _next_batch(self) -> list[_Job]:
+        """All that wait; while takes keep arriving within `linger_s` of each other, those too, up to `max_batch`."""
         batch = [await self._queue.get()]
-        try:
-            async with asyncio.timeout(self._linger_s):
-                while len(batch) < self._max_batch:
+        with suppress(TimeoutError):
+            while len(batch) < self._max_batch:
+                async with asyncio.timeout(self._linger_s):
                     batch.append(await self._queue.get())
-        except TimeoutError:
-            pass
+        while len(batch) < self._max_batch and not self._queue.empty():  # came while the loop was busy reading others
+            batch.append(self._queue.get_nowait())
         return batch
 
     async def _serve(self, scorer: AudioScorer, batch: list[_Job]) -> None:

@@ -37,7 +37,7 @@ class ServerSettings:
 
     max_batch: int = 16
     places: int = 64
-    linger_s: float = 0.005
+    linger_s: float = 0.01
     token: str | None = None
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
