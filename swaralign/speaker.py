@@ -1,22 +1,28 @@
-"""Reference clip -> the speaker embedding that conditions every take, by the voice's own extractor.
+"""A clip, or a row of the corpus -> the speaker embedding that conditions every take, by the voice's own extractor.
 
 The embedding is the x-vector of the official `extract_speaker_embedding`: one vector for the whole clip, used raw.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from swaralign.artifacts import atomic_folder, sha256_file, write_json
-from swaralign.audio import read_audio, resample
+from swaralign.audio import encode_flac, read_audio, resample
+from swaralign.corpus import COLUMNS, SPEAKER, read_cell, read_rows
+from swaralign.hub import HubFile
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import ProfileParams, SpeakerParams
 
-EMBEDDING = "embedding.json"
+EMBEDDING, CLIP = "embedding.json", "reference.flac"
 EXTRACTOR_HZ = 24_000  # the official extractor takes no other rate
 SILENCE_DBFS = -60.0  # dB below full scale; a reference below it holds no voice
 
@@ -28,37 +34,89 @@ def build_speaker(clip: Path, checkpoint: Path, params: SpeakerParams, out: Path
     before the voice is loaded.
     """
     wave, sample_rate_hz = read_reference(clip, params)
+    about = {"clip": clip.name, "clip_sha256": sha256_file(clip)}
+    with atomic_folder(out) as folder:
+        _write_embedding(wave, sample_rate_hz, checkpoint, about, folder)
+
+
+def build_speaker_of_row(
+    corpus: Sequence[Path | HubFile], train: Path, checkpoint: Path, params: SpeakerParams, speaker_id: str | None,
+    out: Path,
+) -> None:
+    """The same from a row of the corpus, whose clip is written too, as reference.flac, 16 bits.
+
+    The row: of all training prompts, or those that `speaker_id` spoke, the one of highest SNR; the first of equals.
+    `train`: the split's train.parquet. Raises ValueError as `choose_row`, `read_reference` and `extract` do.
+    """
+    ids = [info["id"] for info in pq.read_table(train, columns=["extra_info"])["extra_info"].to_pylist()]
+    chosen = choose_row(corpus, {int(prompt_id.rpartition("-")[2]) for prompt_id in ids}, speaker_id)
+    audio = read_cell(corpus, chosen["source_index"], "audio")["bytes"]
+    wave, sample_rate_hz = read_reference(audio, params)
+    about = {
+        "rule": "highest snr of the training prompts" + (f" of speaker {speaker_id}" if speaker_id else ""),
+        **chosen,
+        "clip": CLIP,
+        "source_clip_sha256": hashlib.sha256(audio).hexdigest(),
+    }
+    with atomic_folder(out) as folder:
+        (folder / CLIP).write_bytes(encode_flac(wave, sample_rate_hz))
+        _write_embedding(wave, sample_rate_hz, checkpoint, about, folder)
+
+
+def choose_row(corpus: Sequence[Path | HubFile], indices: set[int], speaker_id: str | None) -> dict[str, Any]:
+    """source_index, speaker_id and snr_db of the row of highest SNR among `indices`; no row after them is read.
+
+    Raises ValueError if none of them is of that speaker, naming those that most are of.
+    """
+    best: dict[str, Any] = {}
+    spoken: Counter[str] = Counter()
+    rows = read_rows(corpus, (*COLUMNS, SPEAKER))
+    for index, row in zip(range(max(indices, default=-1) + 1), rows):  # noqa: B905 (the corpus is longer)
+        if index not in indices:
+            continue
+        spoken[row[SPEAKER]] += 1
+        if speaker_id in (None, row[SPEAKER]) and (not best or row["snr"] > best["snr_db"]):
+            best = {"source_index": index, "speaker_id": row[SPEAKER], "snr_db": row["snr"]}
+    if not best:
+        most = ", ".join(f"{name} ({count})" for name, count in spoken.most_common(5))
+        raise ValueError(f"speaker.dataset.speaker_id is {speaker_id!r}, who speaks none of the {len(indices)} "
+                         f"training prompts; most are of {most}")
+    return best
+
+
+def _write_embedding(
+    wave: np.ndarray, sample_rate_hz: int, checkpoint: Path, about: dict[str, Any], folder: Path
+) -> None:
     embedding = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
-    manifest: dict[str, Any] = {
-        "clip": clip.name,
-        "clip_sha256": sha256_file(clip),
+    write_json(folder / EMBEDDING, embedding)
+    manifest = about | {
         "duration_s": len(wave) / sample_rate_hz,
         "sample_rate_hz": sample_rate_hz,
         "extractor_sample_rate_hz": EXTRACTOR_HZ,
         "dimension": len(embedding),
+        "embedding_sha256": sha256_file(folder / EMBEDDING),
     }
-    with atomic_folder(out) as folder:
-        write_json(folder / EMBEDDING, embedding)
-        write_json(folder / "manifest.json", manifest | {"embedding_sha256": sha256_file(folder / EMBEDDING)})
+    write_json(folder / "manifest.json", manifest)
 
 
-def read_reference(clip: Path, params: SpeakerParams | ProfileParams) -> tuple[np.ndarray, int]:
-    """The clip as a (samples,) float32 wave and its sample rate in Hz.
+def read_reference(clip: Path | bytes, params: SpeakerParams | ProfileParams) -> tuple[np.ndarray, int]:
+    """The clip, a file or the bytes of one, as a (samples,) float32 wave and its sample rate in Hz.
 
     Raises ValueError if it is missing, not audio, too short, not finite, or silent; names the clip and what to do.
     """
     wave, sample_rate_hz = read_audio(clip)
+    name = "the clip of the chosen row" if isinstance(clip, bytes) else clip
     duration_s = len(wave) / sample_rate_hz
     if duration_s < params.min_duration_s:
         raise ValueError(
-            f"{clip} lasts {duration_s:.2f} s, speaker.min_duration_s is {params.min_duration_s}; use a longer clip"
+            f"{name} lasts {duration_s:.2f} s, speaker.min_duration_s is {params.min_duration_s}; use a longer clip"
         )
     if not np.isfinite(wave).all():
-        raise ValueError(f"{clip} holds samples that are not finite; encode it again")
+        raise ValueError(f"{name} holds samples that are not finite; encode it again")
     level_dbfs = 20 * np.log10(max(float(np.std(wave, dtype=np.float64)), 1e-10))
     if level_dbfs < SILENCE_DBFS:
         raise ValueError(
-            f"{clip} is silent: its level is {level_dbfs:.1f} dBFS, below {SILENCE_DBFS}; use a clip with speech"
+            f"{name} is silent: its level is {level_dbfs:.1f} dBFS, below {SILENCE_DBFS}; use a clip with speech"
         )
     return wave, sample_rate_hz
 

@@ -30,7 +30,7 @@ STAGES = {"assets", "split", "merge", "speaker", *SCORED}
 RERUNS: dict[str, set[str]] = {
     "runtime": {"merge", "speaker", *SCORED},
     "assets": STAGES,
-    "split": {"split", *SCORED},
+    "split": {"split", "speaker", *SCORED},
     "merge": {"merge", "speaker", *SCORED},
     "speaker": {"speaker", *SCORED},
     "rollout": SCORED,

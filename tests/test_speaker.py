@@ -7,13 +7,22 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
 import torch
 
-from swaralign.audio import read_audio, resample
+from swaralign.audio import encode_flac, read_audio, resample
 from swaralign.params import SpeakerParams
-from swaralign.speaker import EXTRACTOR_HZ, build_speaker, extract, read_reference
+from swaralign.speaker import (
+    EXTRACTOR_HZ,
+    build_speaker,
+    build_speaker_of_row,
+    choose_row,
+    extract,
+    read_reference,
+)
 
 DEMO = Path(__file__).resolve().parent.parent / "data" / "demo"
 PARAMS = SpeakerParams(min_duration_s=1.0)
@@ -104,3 +113,46 @@ def test_a_damaged_speaker_encoder_is_named(tmp_path: Path) -> None:
     save_file(weights, voice / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="the speaker embedding is not finite; its speaker encoder is damaged"):
         extract(noise(30_000), voice)
+
+
+# A row of the corpus
+
+
+def write_rows(path: Path) -> Path:
+    """Six rows of two speakers; the clip of row n is the demo's, n * 0.1 s shorter."""
+    wave, rate = read_audio(DEMO / "reference.flac")
+    snrs = [25.0, 31.0, 40.0, 31.0, 33.0, 50.0]
+    rows = [
+        {"text": "a", "normalized": None, "scenario": "Read", "duration": 2.0, "snr": snr, "speaker_id": "ab"[row % 2],
+         "audio": {"bytes": encode_flac(wave[: len(wave) - row * rate // 10], rate), "path": None}}
+        for row, snr in enumerate(snrs)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+@pytest.mark.parametrize(("speaker_id", "row"), [(None, 4), ("a", 4), ("b", 1)])  # rows 1 and 3 tie: the first
+def test_the_row_of_highest_snr_among_the_training_prompts(tmp_path: Path, speaker_id: str | None, row: int) -> None:
+    corpus = [write_rows(tmp_path / "corpus.parquet")]
+    assert choose_row(corpus, {0, 1, 3, 4}, speaker_id)["source_index"] == row
+
+
+def test_a_speaker_of_no_training_prompt(tmp_path: Path) -> None:
+    corpus = [write_rows(tmp_path / "corpus.parquet")]
+    with pytest.raises(ValueError, match=r"speaker_id is 'c', who speaks none of the 3 .*most are of b \(2\), a \(1\)"):
+        choose_row(corpus, {0, 1, 3}, "c")
+
+
+def test_the_chosen_rows_clip_gives_the_embedding_and_is_recorded(tmp_path: Path) -> None:
+    corpus = [write_rows(tmp_path / "corpus.parquet")]
+    rows = [{"extra_info": {"id": f"demo-en-{index:08d}"}} for index in (0, 1)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    build_speaker_of_row(corpus, tmp_path / "train.parquet", DEMO / "base", PARAMS, "b", tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["rule"] == "highest snr of the training prompts of speaker b"
+    assert (manifest["source_index"], manifest["speaker_id"], manifest["snr_db"]) == (1, "b", 31.0)
+    wave, rate = read_audio(DEMO / "reference.flac")
+    assert manifest["duration_s"] == (len(wave) - rate // 10) / rate
+    build_speaker(tmp_path / "out" / "reference.flac", DEMO / "base", PARAMS, tmp_path / "again")
+    first, second = ((tmp_path / name / "embedding.json").read_bytes() for name in ("out", "again"))
+    assert first == second
