@@ -67,7 +67,7 @@ def align(
         finally:
             run.processes.stop()
         publish(root, text, run, states)
-    failed = [str(state.message) for state in states.values() if state.is_failed()]
+    failed = [str(state.message) for state in states.values() if not state.is_completed()]
     return Failed(message="\n".join(failed)) if failed else Completed()
 
 

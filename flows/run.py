@@ -83,6 +83,7 @@ class Run:
                 return started
             if started or BUSY not in "\n".join(tail):
                 raise StageFailedError(failure(name, status, command, self.path, tail))
+            tail.clear()
             time.sleep(BUSY_S)
         return started
 

@@ -29,7 +29,7 @@ from flows import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = {
-    "source": {"params": ["split"], "outs": ["data/source.txt"]},
+    "source": {"params": ["split"], "outs": ["data/source.txt"], "meta": {"outside": True}},
     "right": {"params": ["speaker"], "deps": ["data/source.txt"], "outs": ["data/right.txt"]},
     "train": {"params": ["grpo"], "deps": ["data/source.txt"], "outs": ["data/train.txt"], "meta": {"gpu": True}},
     "compare": {

@@ -101,6 +101,15 @@ def test_a_failed_stage_fails_the_flow_and_other_branches_go_on(lab: Lab, reposi
     assert by_hand.returncode == 0 and "Running stage 'right'" in by_hand.stdout
 
 
+def test_a_stage_that_talks_to_the_outside_is_tried_again(lab: Lab, repository: Path) -> None:
+    ran = len(executed(repository))
+    (repository / "runs/flaky").touch()
+    run = lab.run(targets=["source"], set_params={"split.min_snr_db": 22.0, "flow.retry_delay_s": 0.0})
+    assert run.state_name == "Completed" and lab.states(run) == {"source": "Completed"}
+    assert executed(repository)[ran:] == ["source", "source"]
+    until(lambda: "source: not this time" in lab.logs(run))
+
+
 def test_two_runs_at_once_in_one_place_run_each_stage_once(lab: Lab, repository: Path) -> None:
     """Whichever is second waits for DVC's locks, then finds the stage done."""
     ran = len(executed(repository))
@@ -153,7 +162,7 @@ def test_a_cancelled_training_leaves_no_process_and_is_resumed(lab: Lab, reposit
 def test_a_scheduled_run_fires(lab: Lab, repository: Path) -> None:
     deployment = lab.client.read_deployment_by_name("align/nightly")
     (schedule,) = lab.client.create_deployment_schedules(
-        deployment.id, [(IntervalSchedule(interval=timedelta(seconds=20)), True)], parameters={"targets": ["source"]}
+        deployment.id, [(IntervalSchedule(interval=timedelta(seconds=10)), True)], parameters={"targets": ["source"]}
     )
     mine = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
 
