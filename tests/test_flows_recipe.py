@@ -14,7 +14,7 @@ from test_pipeline import STAGES, copy_repository, edit_params
 
 from flows import serve
 
-GRAPH_S = 900.0
+GRAPH_S = 1800.0
 
 
 @pytest.fixture(scope="module")
