@@ -1,28 +1,22 @@
-"""A clip, or a row of the corpus -> the speaker embedding that conditions every take, by the voice's own extractor.
+"""A clip -> the speaker embedding that conditions every take, by the voice's own extractor.
 
 The embedding is the x-vector of the official `extract_speaker_embedding`: one vector for the whole clip, used raw.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from swaralign.artifacts import atomic_folder, sha256_file, write_json
-from swaralign.audio import encode_flac, read_audio, resample
-from swaralign.corpus import COLUMNS, SPEAKER, read_cell, read_rows
-from swaralign.hub import HubFile
+from swaralign.audio import read_audio, resample
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import ProfileParams, SpeakerParams
 
-EMBEDDING, CLIP = "embedding.json", "reference.flac"
+EMBEDDING = "embedding.json"
 EXTRACTOR_HZ = 24_000  # the official extractor takes no other rate
 SILENCE_DBFS = -60.0  # dB below full scale; a reference below it holds no voice
 
@@ -36,57 +30,13 @@ def build_speaker(clip: Path, checkpoint: Path, params: SpeakerParams, out: Path
     wave, sample_rate_hz = read_reference(clip, params)
     about = {"clip": clip.name, "clip_sha256": sha256_file(clip)}
     with atomic_folder(out) as folder:
-        _write_embedding(wave, sample_rate_hz, checkpoint, about, folder)
+        write_embedding(wave, sample_rate_hz, checkpoint, about, folder)
 
 
-def build_speaker_of_row(
-    corpus: Sequence[Path | HubFile], train: Path, checkpoint: Path, params: SpeakerParams, speaker_id: str | None,
-    out: Path,
-) -> None:
-    """The same from a row of the corpus, whose clip is written too, as reference.flac, 16 bits.
-
-    The row: of all training prompts, or those that `speaker_id` spoke, the one of highest SNR; the first of equals.
-    `train`: the split's train.parquet. Raises ValueError as `choose_row`, `read_reference` and `extract` do.
-    """
-    ids = [info["id"] for info in pq.read_table(train, columns=["extra_info"])["extra_info"].to_pylist()]
-    chosen = choose_row(corpus, {int(prompt_id.rpartition("-")[2]) for prompt_id in ids}, speaker_id)
-    audio = read_cell(corpus, chosen["source_index"], "audio")["bytes"]
-    wave, sample_rate_hz = read_reference(audio, params)
-    about = {
-        "rule": "highest snr of the training prompts" + (f" of speaker {speaker_id}" if speaker_id else ""),
-        **chosen,
-        "clip": CLIP,
-        "source_clip_sha256": hashlib.sha256(audio).hexdigest(),
-    }
-    with atomic_folder(out) as folder:
-        (folder / CLIP).write_bytes(encode_flac(wave, sample_rate_hz))
-        _write_embedding(wave, sample_rate_hz, checkpoint, about, folder)
-
-
-def choose_row(corpus: Sequence[Path | HubFile], indices: set[int], speaker_id: str | None) -> dict[str, Any]:
-    """source_index, speaker_id and snr_db of the row of highest SNR among `indices`; no row after them is read.
-
-    Raises ValueError if none of them is of that speaker, naming those that most are of.
-    """
-    best: dict[str, Any] = {}
-    spoken: Counter[str] = Counter()
-    rows = read_rows(corpus, (*COLUMNS, SPEAKER))
-    for index, row in zip(range(max(indices, default=-1) + 1), rows):  # noqa: B905 (the corpus is longer)
-        if index not in indices:
-            continue
-        spoken[row[SPEAKER]] += 1
-        if speaker_id in (None, row[SPEAKER]) and (not best or row["snr"] > best["snr_db"]):
-            best = {"source_index": index, "speaker_id": row[SPEAKER], "snr_db": row["snr"]}
-    if not best:
-        most = ", ".join(f"{name} ({count})" for name, count in spoken.most_common(5))
-        raise ValueError(f"speaker.dataset.speaker_id is {speaker_id!r}, who speaks none of the {len(indices)} "
-                         f"training prompts; most are of {most}")
-    return best
-
-
-def _write_embedding(
+def write_embedding(
     wave: np.ndarray, sample_rate_hz: int, checkpoint: Path, about: dict[str, Any], folder: Path
 ) -> None:
+    """Write embedding.json and manifest.json, which begins with `about`, into a folder. Raises ValueError as `extract`."""
     embedding = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
     write_json(folder / EMBEDDING, embedding)
     manifest = about | {

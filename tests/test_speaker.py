@@ -15,14 +15,8 @@ import torch
 
 from swaralign.audio import encode_flac, read_audio, resample
 from swaralign.params import SpeakerParams
-from swaralign.speaker import (
-    EXTRACTOR_HZ,
-    build_speaker,
-    build_speaker_of_row,
-    choose_row,
-    extract,
-    read_reference,
-)
+from swaralign.speaker import EXTRACTOR_HZ, build_speaker, extract, read_reference
+from swaralign.speaker_row import build_speaker_of_row, choose_row
 
 DEMO = Path(__file__).resolve().parent.parent / "data" / "demo"
 PARAMS = SpeakerParams(min_duration_s=1.0)
