@@ -36,7 +36,7 @@ def build_speaker(clip: Path, checkpoint: Path, params: SpeakerParams, out: Path
 def write_embedding(
     wave: np.ndarray, sample_rate_hz: int, checkpoint: Path, about: dict[str, Any], folder: Path
 ) -> None:
-    """Write embedding.json and manifest.json, which begins with `about`, into a folder. Raises ValueError as `extract`."""
+    """Write embedding.json and manifest.json, with what is `about` the clip, into a folder; raises as `extract`."""
     embedding = extract(resample(wave, sample_rate_hz, EXTRACTOR_HZ), checkpoint)
     write_json(folder / EMBEDDING, embedding)
     manifest = about | {
