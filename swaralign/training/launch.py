@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
-    """Runs `module` in `grpo.num_processes` processes and returns True once all have ended well.
+    """Runs `module`, with this command's arguments, in `grpo.num_processes` processes; True once all have ended well.
 
     Returns False where there is nothing to launch: with one process, and in each of the launched ones, which have
     joined by then. When one of them dies, the others are stopped and the caller exits with an error that names it.
@@ -33,7 +34,7 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
     for name, value in WITHOUT_MULTICAST.items():
         os.environ.setdefault(name, value)
     arguments = ["--config_file", str(CONFIGS[grpo.sharding]), "--num_processes", str(grpo.num_processes),
-                 "--num_cpu_threads_per_process", str(runtime.threads), "--module", module]
+                 "--num_cpu_threads_per_process", str(runtime.threads), "--module", module, *sys.argv[1:]]
     try:
         launch_command(launch_command_parser().parse_args(arguments))
     except ChildFailedError as error:
@@ -47,7 +48,10 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
 def _join(runtime: RuntimeParams) -> None:
     """Takes this rank's device and meets the other ranks; from here on the rank ends when its launcher does."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    if not PartialState(cpu=runtime.device == "cpu").is_main_process:
+    on_cpu = runtime.device == "cpu"
+    if on_cpu:  # else it is cpu:RANK, which no checkpoint can be loaded to
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    if not PartialState(cpu=on_cpu).is_main_process:
         logging.getLogger().setLevel(logging.WARNING)
 
 
