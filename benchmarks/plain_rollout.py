@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from swaralign.params import PredictorParams, SamplingParams
-from swaralign.policy.engine import MIN_FRAMES, Frames, Prompt, suppressed_ids
 from swaralign.policy.prompt import embed_frames, embed_prefill, embed_text_pad
 from swaralign.policy.sampling import draw, uniforms
+from swaralign.policy.slots import MIN_FRAMES, Frames, Prompt, suppressed_ids
 
 
 @torch.inference_mode()
@@ -36,11 +36,11 @@ def plain_rollout(
             logits[:, eos] = -torch.inf
         first = draw(logits, numbers[step, :1], sampling.temperature, sampling.top_k, sampling.top_p)
         if first.item() == eos:
-            return Frames(_stack(frames, books), True)
+            return Frames(_stack(frames, books), True, np.zeros(0))
         codes = _plain_answer(talker, hidden, first, numbers[step, 1:], predictor)
         frames.append(codes[0].numpy())
         x = embed_frames(talker, codes, embed_text_pad(talker, model.config))[:, None]
-    return Frames(_stack(frames, books), False)
+    return Frames(_stack(frames, books), False, np.zeros(0))
 
 
 def _plain_answer(talker: Any, hidden: Tensor, first: Tensor, numbers: Tensor, settings: PredictorParams) -> Tensor:

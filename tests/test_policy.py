@@ -13,14 +13,15 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from benchmarks.plain_rollout import plain_rollout
-from swaralign.params import Params, SamplingParams, load_params
+from swaralign.params import Params, PredictorParams, SamplingParams, load_params
 from swaralign.policy import load_policy
 from swaralign.policy.base import Take
 from swaralign.policy.codec_model import LORA_TARGETS, CodecPolicy
-from swaralign.policy.engine import Prompt, RolloutEngine, _Batch
+from swaralign.policy.engine import RolloutEngine
 from swaralign.policy.prompt import embed_prefill, prefill_rows
 from swaralign.policy.qwen3_tts import Qwen3TtsVoice
 from swaralign.policy.sampling import draw, probabilities
+from swaralign.policy.slots import Frames, Prompt
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "data" / "demo" / "base"
@@ -92,20 +93,29 @@ def test_prefill_equals_what_official_generate_feeds_the_talker(voice: Qwen3TtsV
     official(input_ids=[torch.tensor([ids])], voice_clone_prompt=prompt, languages=["auto"], non_streaming_mode=True,
              max_new_tokens=2)
     handle.remove()
-    text, codec = prefill_rows(voice.config, ids, voice.prefix)
+    text, codec = prefill_rows(voice.config, ids, voice.model.prefix)
     ours = embed_prefill(voice.model.talker, torch.tensor(text), torch.tensor(codec), voice.model.speaker)
     assert len(text) == len(ids) + 2
     torch.testing.assert_close(ours, seen[0][0], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, SamplingParams(temperature=1.0, top_k=50, top_p=0.95)])
-def test_engine_equals_plain_loop_over_official_modules(voice: Qwen3TtsVoice, sampling: SamplingParams) -> None:
-    takes = voice.rollout(TEXTS, range(10, 15), sampling)
-    for text, seed, take in zip(TEXTS, range(10, 15), takes, strict=True):
-        plain = plain_rollout(voice.model, voice.model.speaker, voice.prompt(text, seed), sampling,
-                              voice.settings.predictor)
-        assert np.array_equal(take.completion_ids[: take.frames * 16].reshape(-1, 16), plain.codes)
-        assert take.truncated is not plain.ended
+@pytest.mark.parametrize(
+    ("sampling", "predictor"),
+    [
+        (PLAIN, PredictorParams(temperature=0.5, top_k=0, top_p=1.0)),
+        (SamplingParams(temperature=1.0, top_k=50, top_p=0.95), PredictorParams(temperature=0.9, top_k=20, top_p=0.9)),
+        (PLAIN, PredictorParams(temperature=0.0, top_k=0, top_p=1.0)),
+    ],
+)
+def test_engine_equals_plain_loop_over_official_modules(
+    voice: Qwen3TtsVoice, sampling: SamplingParams, predictor: PredictorParams
+) -> None:
+    prompts = [voice.prompt(text, seed) for text, seed in zip(TEXTS, range(10, 15), strict=True)]
+    takes = RolloutEngine(voice.model, voice.model.speaker, predictor).rollout(prompts, sampling, batch=3)
+    for prompt, take in zip(prompts, takes, strict=True):
+        plain = plain_rollout(voice.model, voice.model.speaker, prompt, sampling, predictor)
+        assert np.array_equal(take.codes, plain.codes) and take.ended is plain.ended
+        assert len(take.log_probs) == len(take.codes) + take.ended
 
 
 def test_engine_equals_plain_loop_with_a_live_adapter(params: Params) -> None:
@@ -136,16 +146,32 @@ def test_engine_equals_plain_loop_where_talker_and_predictor_are_equally_wide(
     torch.manual_seed(0)
     model = CodecPolicy(config).eval()
     assert isinstance(model.talker.code_predictor.small_to_mtp_projection, torch.nn.Identity)
-    text, codec = prefill_rows(config, voice.text_ids(TEXTS[0]), voice.prefix)
+    text, codec = prefill_rows(config, voice.text_ids(TEXTS[0]), voice.model.prefix)
     prompt = Prompt(text, codec, budget=6, seed=3)
     frames = RolloutEngine(model, model.speaker, params.rollout.predictor).rollout([prompt], PLAIN)[0]
     plain = plain_rollout(model, model.speaker, prompt, PLAIN, params.rollout.predictor)
     assert len(plain.codes) == 6 and np.array_equal(frames.codes, plain.codes)
 
 
-def test_a_take_depends_on_its_seed_alone(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
-    alone = voice.rollout(TEXTS[2:3], [2], PLAIN)[0]
-    assert np.array_equal(alone.completion_ids, takes[2].completion_ids)
+def engine_takes(voice: Qwen3TtsVoice, order: list[int], batch: int | None) -> list[Frames]:
+    """Takes of TEXTS, sampled in another order, put back into the old one."""
+    prompts = [voice.prompt(TEXTS[i], i) for i in order]
+    engine = RolloutEngine(voice.model, voice.model.speaker, voice.settings.predictor)
+    takes = engine.rollout(prompts, PLAIN, batch)
+    return [takes[order.index(i)] for i in range(len(order))]
+
+
+@pytest.mark.parametrize(("order", "batch"), [([0, 1, 2, 3, 4], 2), ([4, 2, 0, 3, 1], None), ([3, 4, 1, 0, 2], 1)])
+def test_a_take_depends_on_its_seed_alone(voice: Qwen3TtsVoice, order: list[int], batch: int | None) -> None:
+    """Not on its neighbours, its place in the batch, or when a slot became free for it."""
+    together = engine_takes(voice, [0, 1, 2, 3, 4], None)
+    assert len({len(take.codes) for take in together}) > 1
+    for take, other in zip(together, engine_takes(voice, order, batch), strict=True):
+        assert np.array_equal(take.codes, other.codes) and take.ended is other.ended
+        np.testing.assert_allclose(take.log_probs, other.log_probs, atol=1e-5)
+
+
+def test_another_seed_is_another_take(voice: Qwen3TtsVoice, takes: list[Take]) -> None:
     other = voice.rollout(TEXTS[2:3], [99], PLAIN)[0]
     assert not np.array_equal(other.completion_ids, takes[2].completion_ids)
 
@@ -159,28 +185,11 @@ def test_replay_equals_rollout_over_a_padded_batch(params: Params, language: str
     ids, mask, width = flat_batch(voice, takes, TEXTS)
     with torch.no_grad():
         replayed = replay(voice, ids, mask, PLAIN.temperature)
-    for row, (take, sampled) in enumerate(zip(takes, engine_log_probs(voice, TEXTS, takes), strict=True)):
-        columns = [width + 16 * frame - 1 for frame in range(len(sampled))]
-        assert len(sampled) == take.frames + (not take.truncated)
-        torch.testing.assert_close(replayed[row, columns], sampled, atol=1e-5, rtol=0)
-
-
-@torch.inference_mode()
-def engine_log_probs(voice: Qwen3TtsVoice, texts: list[str], takes: list[Take]) -> list[Tensor]:
-    """What the engine's own distribution gave each policy token that it drew, sampled again in one batch."""
-    engine = RolloutEngine(voice.model, voice.model.speaker, voice.settings.predictor)
-    batch = _Batch(engine, [voice.prompt(text, take.seed) for text, take in zip(texts, takes, strict=True)], PLAIN)
-    chosen = [take.completion_ids[take.policy_mask] for take in takes]
-    found: list[list[Tensor]] = [[] for _ in takes]
-    step = 0
-    while len(batch.rows) and step < max(len(ids) for ids in chosen):
-        logits = batch.hidden @ engine.head + (engine.early_bias if step < 2 else engine.late_bias)
-        log_probs = torch.log_softmax(logits / PLAIN.temperature, dim=-1)
-        for row, values in zip(batch.rows.tolist(), log_probs, strict=True):
-            found[row].append(values[int(chosen[row][step])])
-        batch.advance(step)
-        step += 1
-    return [torch.stack(values) for values in found]
+    for row, (take, sampled) in enumerate(zip(takes, engine_takes(voice, [0, 1, 2, 3, 4], None), strict=True)):
+        columns = [width + 16 * frame - 1 for frame in range(len(sampled.log_probs))]
+        assert np.array_equal(sampled.codes.reshape(-1), take.completion_ids[: 16 * take.frames])
+        assert len(columns) == take.frames + (not take.truncated)
+        torch.testing.assert_close(replayed[row, columns], torch.from_numpy(sampled.log_probs), atol=1e-5, rtol=0)
 
 
 def test_only_policy_tokens_have_a_state(voice: Qwen3TtsVoice, takes: list[Take]) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from swaralign.official import Qwen3TTSForConditionalGeneration
-from swaralign.policy.engine import MIN_FRAMES, suppressed_ids
 from swaralign.policy.prompt import NONE, embed_frames, embed_prefill, embed_text_pad, language_prefix, prefill_rows
+from swaralign.policy.slots import MIN_FRAMES, suppressed_ids
 
 MASKED = -1e9  # finite, so that a masked logit's gradient is zero and not NaN
 EXTRA_COLUMNS = 8  # head columns beside the hidden ones: the first carries the minimum of frames, the rest pad to 8

@@ -1,9 +1,8 @@
-"""A Qwen3-style decoder stack for sampling: fused projections, static key-value cache, as few operations as may be.
+"""A Qwen3-style decoder stack as the rollout engine holds it: fused projections, folded norms, static caches.
 
 The talker and its code predictor share this block structure; every rotary position of a token is the same number, so
-the talker's multimodal rotary embedding is the plain one. On a CPU a step of a small model is mostly the cost of
-starting operations, hence the forms below: norm weights are folded into the matrices that follow them, the weights of
-the query and key norms into the rotary tables, and residuals are added by the matrix products.
+the talker's multimodal rotary embedding is the plain one. Norm weights are folded into the matrices that follow them.
+Prompts are prefilled here; single tokens are stepped by `frame_cpu.py` and `frame_cuda.py`, on these weights.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ def effective_weight(linear: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """One block's weights, matrices transposed for `x @ W`; the norms before them are folded in.
+    """One block's weights, each a matrix for `x @ W` with the norm before it folded in.
 
     `qkv` (D, KV (G + 2) d): of each key-value head its G query heads, its key and its value stand side by side.
-    `qk_norm` (KV, G + 1, d): weights of the query and key norms, the score's scale included.
+    `qk_norm` (G + 1, d): weights of the query and key norms, float32, the score's scale included.
     """
 
     qkv: Tensor
@@ -46,138 +45,109 @@ class BlockWeights:
 
 @dataclass
 class Cache:
-    """Of each block: keys and values (B KV, length, d), and rotary tables times norm weights (length, KV, G + 1, d)."""
+    """Keys and values (layers, B, KV, length, d) of B slots; a slot's token of position p stands at p."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    cos: list[Tensor]
-    sin: list[Tensor]
+    keys: Tensor
+    values: Tensor
 
 
-def _block_weights(layer: Any) -> BlockWeights:
-    attention, mlp = layer.self_attn, layer.mlp
-    kv_heads, head_dim = attention.config.num_key_value_heads, attention.head_dim
-    groups = attention.num_key_value_groups
-    input_norm, mlp_norm = (_scaled(n.weight) for n in (layer.input_layernorm, layer.post_attention_layernorm))
-    heads = [effective_weight(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    qkv = torch.cat([weight.view(kv_heads, -1, head_dim, weight.shape[1]) for weight in heads], dim=1).flatten(0, 2)
-    query_norm, key_norm = _scaled(attention.q_norm.weight) * attention.scaling, _scaled(attention.k_norm.weight)
-    gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)])
-    return BlockWeights(
-        qkv=(qkv * input_norm).T.contiguous(),
-        qk_norm=torch.cat([query_norm.expand(kv_heads, groups, -1), key_norm.expand(kv_heads, 1, -1)], dim=1),
-        output=effective_weight(attention.o_proj).T.contiguous(),
-        gate_up=(gate_up * mlp_norm).T.contiguous(),
-        down=effective_weight(mlp.down_proj).T.contiguous(),
-    )
+def scaled(norm: Tensor) -> Tensor:
+    """A norm's weights times the root of their number, which `unit` leaves out."""
+    return norm.detach().float() * norm.shape[-1] ** 0.5
 
 
-def _scaled(norm: Tensor) -> Tensor:
-    """A norm's weights times the root of their number, which `_unit` leaves out."""
-    return norm.detach() * norm.shape[-1] ** 0.5
-
-
-def _unit(x: Tensor, floor: Tensor) -> Tensor:
+def unit(x: Tensor, floor: float) -> Tensor:
     """`x` over its length: RMS norm less its weights and a factor; `floor` is the root of eps times the size."""
-    return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + floor**2)
 
 
 class FusedDecoder:
-    """The layers of a talker or code predictor model, ready to step.
+    """The layers of a talker or code predictor model, in the rollout's precision; the residual stream is float32.
 
-    States come back normed but for the final norm's weights, which `fold_final_norm` puts into what reads them.
+    A matrix's memory is laid out for who steps it: by input row for the CPU's BLAS, by output column on a GPU.
 
     Raises:
         ValueError: the attention projections carry biases, which no published Qwen3-TTS has.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
         config = model.config
         if config.attention_bias:
             raise ValueError("attention_bias is set in the checkpoint's config; the rollout engine knows no such model")
-        self.blocks = [_block_weights(layer) for layer in model.layers]
-        self.final_norm = _scaled(model.norm.weight)
+        self.dtype, self.device = dtype, model.norm.weight.device
+        self.blocks = [self._block(layer) for layer in model.layers]
+        self.final_norm = scaled(model.norm.weight)
         self.kv_heads, self.head_dim = config.num_key_value_heads, model.layers[0].self_attn.head_dim
-        eps, device = float(config.rms_norm_eps), self.final_norm.device
-        self.floor = torch.tensor((eps * config.hidden_size) ** 0.5, device=device)
-        self.head_floor = torch.tensor((eps * self.head_dim) ** 0.5, device=device)
+        eps = float(config.rms_norm_eps)
+        self.floor, self.head_floor = (eps * config.hidden_size) ** 0.5, (eps * self.head_dim) ** 0.5
         self.positions, self.rotary = config.max_position_embeddings, model.rotary_emb
 
-    def fold_final_norm(self, weight: Tensor) -> Tensor:
-        """(..., D) matrix of a linear layer that reads this decoder's states -> (D, ...), the final norm included."""
-        return (weight.detach() * self.final_norm).T.contiguous()
+    def _block(self, layer: Any) -> BlockWeights:
+        attention, mlp = layer.self_attn, layer.mlp
+        kv_heads, head_dim = attention.config.num_key_value_heads, attention.head_dim
+        input_norm, mlp_norm = (scaled(n.weight) for n in (layer.input_layernorm, layer.post_attention_layernorm))
+        heads = [effective_weight(p).float() for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        qkv = torch.cat([w.view(kv_heads, -1, head_dim, w.shape[1]) for w in heads], dim=1).flatten(0, 2)
+        query_norm, key_norm = scaled(attention.q_norm.weight) * attention.scaling, scaled(attention.k_norm.weight)
+        gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)]).float()
+        return BlockWeights(
+            qkv=self.matrix(qkv * input_norm),
+            qk_norm=torch.stack([*[query_norm] * attention.num_key_value_groups, key_norm]),
+            output=self.matrix(effective_weight(attention.o_proj)),
+            gate_up=self.matrix(gate_up * mlp_norm),
+            down=self.matrix(effective_weight(mlp.down_proj)),
+        )
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """A linear layer's weight (N, K) as a matrix (K, N) of the rollout's precision."""
+        weight = weight.to(self.dtype)
+        return weight.T.contiguous() if self.device.type == "cpu" else weight.contiguous().T
+
+    def reader(self, weight: Tensor) -> Tensor:
+        """(N, D) weight of a linear layer that reads this decoder's states -> (D, N), the final norm folded in."""
+        return self.matrix(weight.detach().float() * self.final_norm)
 
     def new_cache(self, batch: int, length: int) -> Cache:
-        """An empty cache for `batch` rows of `length` tokens.
+        """An empty cache for `batch` slots of `length` tokens.
 
         Raises:
             ValueError: `length` is beyond the positions that the model knows.
         """
         if length > self.positions:
             raise ValueError(f"a prompt and its frame budget need {length} positions; the model has {self.positions}")
-        shape = (2, len(self.blocks), batch * self.kv_heads, length, self.head_dim)
-        keys, values = self.final_norm.new_zeros(shape)
-        steps = torch.arange(length, device=self.final_norm.device).float()
+        shape = (2, len(self.blocks), batch, self.kv_heads, length, self.head_dim)
+        keys, values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return Cache(keys, values)
+
+    def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (length, d / 2), float32, of positions 0 to length - 1."""
+        steps = torch.arange(length, device=self.device).float()
         angles = torch.outer(steps, self.rotary.inv_freq.float())
-        scale = self.rotary.attention_scaling
-        cos = (torch.cat([angles.cos(), angles.cos()], dim=-1) * scale)[:, None, None]
-        sin = (torch.cat([-angles.sin(), angles.sin()], dim=-1) * scale)[:, None, None]
-        return Cache(
-            keys=list(keys),
-            values=list(values),
-            cos=[block.qk_norm * cos for block in self.blocks],
-            sin=[block.qk_norm.roll(self.head_dim // 2, -1) * sin for block in self.blocks],
-        )
+        return angles.cos() * self.rotary.attention_scaling, angles.sin() * self.rotary.attention_scaling
 
-    def keep(self, cache: Cache, rows: Tensor) -> None:
-        """Drops the cache of every row but these: `rows` (n,) indices."""
-        for kept in (cache.keys, cache.values):
-            kept[:] = [t.view(-1, self.kv_heads, *t.shape[1:])[rows].flatten(0, 1) for t in kept]
-
-    def prefill(self, cache: Cache, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Fills the cache from slot 0. `x` (B, T, D); positions (B or 1, T); mask (B, 1, T, T) bool, True where
-        attended, or None for causal. Returns (B, T, D) states."""
-        batch, length = x.shape[:2]
+    def prefill(self, cache: Cache, slots: Tensor, x: Tensor) -> Tensor:
+        """Fills slots (n,) from position 0. `x` (n, T, D), rows padded at the end. Returns the residual (n, T, D)."""
+        count, length = x.shape[:2]
+        cos, sin = self.rotary_tables(length)
         for index, block in enumerate(self.blocks):
-            qk, value = self._project(block, x, cache.cos[index][positions], cache.sin[index][positions])
+            qkv = self._times(unit(x, self.floor), block.qkv).view(count, length, self.kv_heads, -1, self.head_dim)
+            qk = unit(qkv[..., :-1, :].float(), self.head_floor) * block.qk_norm
+            qk = _rotate(qk, cos[:, None, None], sin[:, None, None]).to(self.dtype)
             query = qk[..., :-1, :].flatten(2, 3).transpose(1, 2)
-            key, value = qk[..., -1, :].transpose(1, 2), value.transpose(1, 2)
-            cache.keys[index][:, :length] = key.flatten(0, 1)
-            cache.values[index][:, :length] = value.flatten(0, 1)
+            key, value = qk[..., -1, :].transpose(1, 2), qkv[..., -1, :].transpose(1, 2)
+            cache.keys[index, slots, :, :length] = key
+            cache.values[index, slots, :, :length] = value
             spread = [t.repeat_interleave(query.shape[1] // self.kv_heads, dim=1) for t in (key, value)]
-            mixed = F.scaled_dot_product_attention(
-                query, spread[0], spread[1], attn_mask=mask, is_causal=mask is None, scale=1.0
-            )
-            flat = self._finish(block, x.flatten(0, 1), mixed.transpose(1, 2).reshape(batch * length, -1))
-            x = flat.view(batch, length, -1)
-        return _unit(x, self.floor)
+            mixed = F.scaled_dot_product_attention(query, spread[0], spread[1], is_causal=True, scale=1.0)
+            x = x + self._times(mixed.transpose(1, 2).flatten(2), block.output)
+            gate, up = self._times(unit(x, self.floor), block.gate_up).chunk(2, dim=-1)
+            x = x + self._times(F.silu(gate) * up, block.down)
+        return x
 
-    def step(self, cache: Cache, x: Tensor, slot: int, positions: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Appends one token a row at a cache slot. `x` (B, D); `positions` (B,), None if they all equal the slot;
-        `bias` (B KV, 1, slot + 1), added to the scores. Returns (B, D) states."""
-        batch, end = x.shape[0], slot + 1
-        at = slot if positions is None else positions
-        for index, block in enumerate(self.blocks):
-            qk, value = self._project(block, x, cache.cos[index][at], cache.sin[index][at])
-            qk = qk.flatten(0, 1)
-            keys, values = cache.keys[index], cache.values[index]
-            keys[:, slot] = qk[:, -1]
-            values[:, slot] = value.flatten(0, 1)
-            query, seen = qk[:, :-1], keys[:, :end].transpose(1, 2)
-            scores = torch.bmm(query, seen) if bias is None else torch.baddbmm(bias, query, seen)
-            mixed = torch.bmm(torch.softmax(scores, dim=-1), values[:, :end])
-            x = self._finish(block, x, mixed.view(batch, -1))
-        return _unit(x, self.floor)
+    def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
+        return x.to(self.dtype) @ matrix
 
-    def _project(self, block: BlockWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each key-value head its queries and key (..., KV, G + 1, d), normed and rotated, and its value."""
-        qkv = _unit(x, self.floor) @ block.qkv
-        qkv = qkv.view(*x.shape[:-1], self.kv_heads, -1, self.head_dim)
-        qk = _unit(qkv[..., :-1, :], self.head_floor)
-        return torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin), qkv[..., -1, :]
 
-    def _finish(self, block: BlockWeights, x: Tensor, mixed: Tensor) -> Tensor:
-        """The block after attention, on (N, D) rows: output projection and MLP, each added to the residual."""
-        x = torch.addmm(x, mixed, block.output)
-        gate, up = (_unit(x, self.floor) @ block.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x, F.silu(gate) * up, block.down)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)

@@ -2,183 +2,126 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from swaralign.params import PredictorParams, SamplingParams
 from swaralign.policy.decoder import FusedDecoder
+from swaralign.policy.frame_cpu import CpuFrames
 from swaralign.policy.prompt import NONE, embed_prefill, embed_text_pad
-from swaralign.policy.sampling import draw, uniforms
-
-MIN_FRAMES = 2  # the official sampler never ends a take before two frames
-SPECIAL_IDS = 1024  # the talker's last ids: control tokens, none of them a code
+from swaralign.policy.sampling import uniforms
+from swaralign.policy.slots import Frames, Prompt, Slots, Tables, suppressed_ids
 
 
-def suppressed_ids(vocab_size: int, eos_id: int) -> list[int]:
-    """Codec ids that the official sampler never draws: the special ones but for the end of speech."""
-    return [i for i in range(vocab_size - SPECIAL_IDS, vocab_size) if i != eos_id]
+class Stepper(Protocol):
+    """Samples frames of all slots on one kind of device."""
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """One row to roll out: prefill ids, the frame budget and the draw's seed."""
-
-    text: Sequence[int]
-    codec: Sequence[int]
-    budget: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Sampled frames (n, 16) int64 and whether the policy ended the take itself."""
-
-    codes: np.ndarray
-    ended: bool
+    def advance(self) -> None:
+        """Samples one frame or a few for every slot that is alive; a slot stops by itself."""
+        ...
 
 
 class RolloutEngine:
-    """A snapshot of a model's weights, adapters included, that samples takes; batches may run in threads of their own.
+    """A snapshot of a model's weights, adapters included, that samples takes.
 
-    `model`: a Qwen3TTSForConditionalGeneration or a PEFT model around one. `speaker`: (D,) embedding.
+    `model`: a Qwen3TTSForConditionalGeneration or a PEFT model around one. `speaker`: (D,) embedding. `predictor`: how
+    residual codes are drawn. `dtype`: of the snapshot; bfloat16 on a GPU, if None, and float32, always, on a CPU.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, speaker: Tensor, predictor: PredictorParams) -> None:
+    def __init__(
+        self, model: Any, speaker: Tensor, predictor: PredictorParams, dtype: torch.dtype | None = None
+    ) -> None:
         self.talker, self.config = model.talker, model.config
         self.speaker, self.predictor = speaker, predictor
-        self.eos = self.config.talker_config.codec_eos_token_id
-        self.books = self.config.talker_config.num_code_groups
-        self.trunk = FusedDecoder(self.talker.model)
-        self.answerer = FusedDecoder(self.talker.code_predictor.model)
-        self.head = self.trunk.fold_final_norm(self.talker.codec_head.weight)
-        self.pad_text = embed_text_pad(self.talker, self.config)
-        self._fold_predictor()
-        bias = torch.zeros(2, self.head.shape[1], device=self.head.device)
-        bias[:, suppressed_ids(self.head.shape[1], self.eos)] = -torch.inf
-        bias[0, self.eos] = -torch.inf
-        self.early_bias, self.late_bias = bias
+        dtype = dtype or (torch.float32 if speaker.device.type == "cpu" else torch.bfloat16)
+        self.trunk = FusedDecoder(self.talker.model, dtype)
+        self.answerer = FusedDecoder(self.talker.code_predictor.model, dtype)
+        self.tables = self._tables(dtype)
 
-    def _fold_predictor(self) -> None:
-        """Projects every code's embedding to the predictor's width once, instead of at each step."""
-        predictor = self.talker.code_predictor
+    def _tables(self, dtype: torch.dtype) -> Tables:
+        """Every code's embedding is projected to the predictor's width once, instead of at each step."""
+        predictor, eos = self.talker.code_predictor, self.config.talker_config.codec_eos_token_id
         project = predictor.small_to_mtp_projection
-        books = [self.talker.model.codec_embedding, *predictor.model.codec_embedding]
-        self.embeddings = [book.weight.detach() for book in books]
-        self.answer_inputs = [project(table) for table in self.embeddings[:-1]]
-        self.answer_heads = [self.answerer.fold_final_norm(head.weight) for head in predictor.lm_head]
+        first = self.talker.model.codec_embedding.weight
+        books = torch.stack([book.weight for book in predictor.model.codec_embedding])
+        bias = torch.zeros(2, len(first), device=first.device)
+        bias[:, suppressed_ids(len(first), eos)] = -torch.inf
+        bias[0, eos] = -torch.inf
         # Where talker and predictor are equally wide, the projection is an identity without weights.
-        identity = torch.eye(len(self.trunk.final_norm), device=self.head.device)
-        self.state_matrix = self.trunk.fold_final_norm(getattr(project, "weight", identity))
-        self.state_bias = getattr(project, "bias", torch.zeros(1, device=self.head.device))
+        width = self.speaker.shape[0]
+        state = getattr(project, "weight", torch.eye(width, device=first.device))
+        return Tables(
+            head=self.trunk.reader(self.talker.codec_head.weight), bias=bias,
+            state=self.trunk.reader(state),
+            state_bias=getattr(project, "bias", torch.zeros(width, device=first.device)).float(),
+            first_input=project(first).to(dtype), inputs=project(books[:-1]).to(dtype),
+            heads=[self.answerer.reader(head.weight) for head in predictor.lm_head],
+            first_embedding=first.to(dtype), embeddings=books.to(dtype),
+            pad=embed_text_pad(self.talker, self.config).float(), eos=eos,
+        )
 
     @torch.inference_mode()
-    def rollout(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Frames]:
-        """Samples every prompt side by side; rows that have ended leave the batch."""
-        batch = _Batch(self, prompts, sampling)
-        for step in range(max(prompt.budget for prompt in prompts)):
-            batch.advance(step)
-            if not len(batch.rows):
-                break
-        return batch.results()
+    def rollout(self, prompts: Sequence[Prompt], sampling: SamplingParams, batch: int | None = None) -> list[Frames]:
+        """Samples every prompt, `batch` side by side (all, if None): a take that ends makes room for the next.
 
-    def answer(self, hidden: Tensor, first: Tensor, uniform: Tensor) -> Tensor:
-        """The residual codes of one frame. `hidden` (B, D) the state that chose codebook 0, `first` (B,) its code,
-        `uniform` (B, 15). Returns (B, 16) codes, codebook 0 included."""
-        decoder, settings = self.answerer, self.predictor
-        cache = decoder.new_cache(len(first), self.books)
-        state = hidden @ self.state_matrix + self.state_bias
-        opening = torch.stack([state, self.answer_inputs[0][first]], dim=1)
-        state = decoder.prefill(cache, opening, torch.arange(2, device=first.device)[None], None)[:, 1]
-        codes = [first]
-        for book in range(1, self.books):
-            logits = state @ self.answer_heads[book - 1]
-            code = draw(logits, uniform[:, book - 1], settings.temperature, settings.top_k, settings.top_p)
-            codes.append(code)
-            if book < self.books - 1:
-                state = decoder.step(cache, self.answer_inputs[book][code], book + 1, None, None)
-        return torch.stack(codes, dim=1)
+        A take is a function of its prompt and seed, whatever stands beside it.
 
-    def embed(self, codes: Tensor) -> Tensor:
-        """(B, 16) codes -> (B, D) input of the talker's next step."""
-        total = self.pad_text + self.embeddings[0][codes[:, 0]]
-        for book in range(1, self.books):
-            total = total + self.embeddings[book][codes[:, book]]
-        return total
+        Raises:
+            ValueError: a prompt and its frame budget need more positions than the model has.
+        """
+        slots = self._new_slots(prompts, min(batch or len(prompts), len(prompts)))
+        stepper = self._stepper(slots, sampling)
+        waiting = deque(range(len(prompts)))
+        owners: list[int | None] = [None] * len(slots.alive)
+        takes: dict[int, Frames] = {}
+        while len(takes) < len(prompts):
+            free = [slot for slot, owner in enumerate(owners) if owner is None][: len(waiting)]
+            chosen = [waiting.popleft() for _ in free]
+            if free:
+                self._fill(slots, free, [prompts[index] for index in chosen])
+            for slot, index in zip(free, chosen, strict=True):
+                owners[slot] = index
+            stepper.advance()
+            for slot, alive in enumerate(slots.alive.tolist()):
+                owner = owners[slot]
+                if owner is not None and not alive:
+                    takes[owner], owners[slot] = slots.take(slot), None
+        return [takes[index] for index in range(len(prompts))]
 
-
-class _Batch:
-    """The rows of one rollout that are still speaking, left-padded so that all share a cache slot."""
-
-    def __init__(self, engine: RolloutEngine, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
-        self.engine, self.prompts, self.sampling = engine, prompts, sampling
-        self.width = max(len(prompt.text) for prompt in prompts)
-        budgets = [prompt.budget for prompt in prompts]
-        device = engine.head.device
-        self.uniform = uniforms([p.seed for p in prompts], max(budgets), engine.books).to(device)
-        self.budget = torch.tensor(budgets, device=device)
-        self.rows = torch.arange(len(prompts), device=device)
-        self.pads = torch.tensor([self.width - len(prompt.text) for prompt in prompts], device=device)
-        self.codes: list[list[np.ndarray]] = [[] for _ in prompts]
-        self.ended = [False] * len(prompts)
-        self.hidden = self._prefill()
-
-    def _prefill(self) -> Tensor:
-        engine, trunk = self.engine, self.engine.trunk
-        text = [[NONE] * (self.width - len(p.text)) + list(p.text) for p in self.prompts]
-        codec = [[NONE] * (self.width - len(p.codec)) + list(p.codec) for p in self.prompts]
-        device = engine.head.device
-        x = embed_prefill(
-            engine.talker, torch.tensor(text, device=device), torch.tensor(codec, device=device), engine.speaker
+    def _new_slots(self, prompts: Sequence[Prompt], batch: int) -> Slots:
+        longest = max(len(prompt.text) + prompt.budget for prompt in prompts)
+        frames = max(prompt.budget for prompt in prompts)
+        return Slots.new(
+            self.trunk.new_cache(batch, longest), len(self.speaker), frames,
+            self.config.talker_config.num_code_groups,
         )
-        slots = torch.arange(self.width, device=device)
-        positions = (slots - self.pads[:, None]).clamp(min=0)
-        seen = slots >= self.pads[:, None]
-        mask = (slots[:, None] >= slots) & seen[:, None, :]
-        mask = mask | torch.eye(self.width, dtype=torch.bool, device=device)  # a padding row must attend somewhere
-        self.cache = trunk.new_cache(len(self.prompts), self.width + int(self.budget.max()))
-        return trunk.prefill(self.cache, x, positions, mask[:, None])[:, -1]
 
-    def advance(self, step: int) -> None:
-        """Samples one frame for every row, then drops the rows that ended."""
-        engine = self.engine
-        logits = self.hidden @ engine.head + (engine.early_bias if step < MIN_FRAMES else engine.late_bias)
-        uniform = self.uniform[self.rows, step]
-        s = self.sampling
-        first = draw(logits, uniform[:, 0], s.temperature, s.top_k, s.top_p)
-        spoken = first != engine.eos
-        for row in self.rows[~spoken].tolist():
-            self.ended[row] = True
-        self._keep(spoken)
-        if not len(self.rows):
-            return
-        codes = engine.answer(self.hidden, first[spoken], uniform[spoken, 1:])
-        for row, frame in zip(self.rows.tolist(), codes.cpu().numpy(), strict=True):
-            self.codes[row].append(frame)
-        within = self.budget[self.rows] > step + 1
-        self._keep(within)
-        if len(self.rows):
-            self.hidden = self._speak(codes[within], step)
+    def _stepper(self, slots: Slots, sampling: SamplingParams) -> Stepper:
+        if self.speaker.device.type == "cpu":
+            return CpuFrames(self.trunk, self.answerer, self.tables, slots, sampling, self.predictor)
+        from swaralign.policy.frame_cuda import CudaFrames
 
-    def _keep(self, chosen: Tensor) -> None:
-        if bool(chosen.all()):
-            return
-        self.rows, self.pads, self.hidden = self.rows[chosen], self.pads[chosen], self.hidden[chosen]
-        self.engine.trunk.keep(self.cache, chosen.nonzero()[:, 0])
+        return CudaFrames(self.trunk, self.answerer, self.tables, slots, sampling, self.predictor)
 
-    def _speak(self, codes: Tensor, step: int) -> Tensor:
-        trunk, slot = self.engine.trunk, self.width + step
-        padding = torch.arange(slot + 1, device=self.pads.device) < self.pads[:, None]
-        bias = torch.zeros(padding.shape, device=self.pads.device).masked_fill_(padding, -torch.inf)
-        bias = bias.repeat_interleave(trunk.kv_heads, dim=0).unsqueeze(1)
-        return trunk.step(self.cache, self.engine.embed(codes), slot, slot - self.pads, bias)
-
-    def results(self) -> list[Frames]:
-        empty = np.zeros((0, self.engine.books), dtype=np.int64)
-        stacked = [np.stack(rows) if rows else empty for rows in self.codes]
-        return [Frames(codes, ended) for codes, ended in zip(stacked, self.ended, strict=True)]
+    def _fill(self, slots: Slots, free: Sequence[int], prompts: Sequence[Prompt]) -> None:
+        """Prefills prompts into free slots."""
+        device, width = self.speaker.device, max(len(prompt.text) for prompt in prompts)
+        text, codec = (
+            torch.tensor([[*ids, *[NONE] * (width - len(ids))] for ids in rows], device=device)
+            for rows in ([p.text for p in prompts], [p.codec for p in prompts])
+        )
+        where = torch.tensor(free, device=device)
+        lengths = torch.tensor([len(prompt.text) for prompt in prompts], device=device)
+        x = embed_prefill(self.talker, text, codec, self.speaker).float()
+        states = self.trunk.prefill(slots.cache, where, x)
+        slots.x[where] = states[torch.arange(len(prompts), device=device), lengths - 1]
+        slots.position[where], slots.step[where] = lengths, 0
+        slots.budget[where] = torch.tensor([prompt.budget for prompt in prompts], device=device)
+        frames, books = slots.uniform.shape[1:]
+        slots.uniform[where] = uniforms([prompt.seed for prompt in prompts], frames, books).to(device)
+        slots.alive[where], slots.ended[where] = True, False

@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 from swaralign.params import Qwen3TtsRolloutParams, SamplingParams
 from swaralign.policy.base import Take
 from swaralign.policy.codec_model import LORA_TARGETS, CodecPolicy
-from swaralign.policy.engine import Frames, Prompt, RolloutEngine
+from swaralign.policy.engine import RolloutEngine
 from swaralign.policy.flat_tokenizer import flat_tokenizer
-from swaralign.policy.prompt import ROLE_TOKENS, TAIL_TOKENS, chat_text, language_prefix, prefill_rows
+from swaralign.policy.prompt import ROLE_TOKENS, TAIL_TOKENS, chat_text, prefill_rows
+from swaralign.policy.slots import Frames, Prompt
 
 log = logging.getLogger(__name__)
 CPU_FRAMES, GPU_FRAMES = 48, 4096  # padded frames that the codec decodes side by side; a CPU is fastest in its cache
@@ -40,7 +41,7 @@ class Qwen3TtsVoice:
         self.decode_frames = CPU_FRAMES if self.codec.device.type == "cpu" else GPU_FRAMES
         self.sample_rate_hz = int(model.speech_tokenizer.get_output_sample_rate())
         self.text_offset = self.config.talker_config.vocab_size
-        self.prefix = language_prefix(self.config, rollout.language)
+        model.set_language(rollout.language)
         self.books = self.config.talker_config.num_code_groups
 
     def text_ids(self, text: str) -> list[int]:
@@ -65,21 +66,18 @@ class Qwen3TtsVoice:
         return min(s.max_frames, s.base_frames + round(s.frames_per_token * words))
 
     def rollout(self, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams) -> list[Take]:
-        """One take a text. Rows run side by side, `rollout.batch_size` at a time, longest prompts together."""
+        """One take a text, `rollout.batch_size` side by side; long budgets start first, so that the end is short."""
         engine = RolloutEngine(self.model, self.model.speaker, self.settings.predictor)
         prompts = [self.prompt(text, seed) for text, seed in zip(texts, seeds, strict=True)]
-        order = sorted(range(len(prompts)), key=lambda i: (prompts[i].budget, len(prompts[i].text)))
-        takes: list[Take | None] = [None] * len(prompts)
-        for start in range(0, len(order), self.settings.batch_size):
-            chosen = order[start : start + self.settings.batch_size]
-            for index, frames in zip(chosen, engine.rollout([prompts[i] for i in chosen], sampling), strict=True):
-                takes[index] = self._take(frames, prompts[index].seed)
-        return [take for take in takes if take is not None]
+        order = sorted(range(len(prompts)), key=lambda i: -prompts[i].budget)
+        sampled = engine.rollout([prompts[i] for i in order], sampling, self.settings.batch_size)
+        takes = {i: self._take(frames, prompts[i].seed) for i, frames in zip(order, sampled, strict=True)}
+        return [takes[i] for i in range(len(prompts))]
 
     def prompt(self, text: str, seed: int) -> Prompt:
         """One row of a rollout: what is fed, the frame budget and the seed of the draws."""
         ids = self.text_ids(text)
-        words, codec = prefill_rows(self.config, ids, self.prefix)
+        words, codec = prefill_rows(self.config, ids, self.model.prefix)
         return Prompt(words, codec, self.frame_budget(len(ids)), seed)
 
     def _take(self, frames: Frames, seed: int) -> Take:
@@ -134,7 +132,6 @@ def load_voice(
     model = CodecPolicy.from_pretrained(str(checkpoint), dtype=torch.float32).to(device).eval()
     model.speech_tokenizer.model.to(device).float()
     model.set_speaker(speaker)
-    model.set_language(rollout.language)
     voice_model: Any = model
     if adapter is not None:
         from peft import PeftModel

@@ -1,0 +1,53 @@
+"""Frames of all live slots on a CPU, shared out over threads; the arithmetic stands in `cpu_loops.py`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from swaralign.params import PredictorParams, SamplingParams
+from swaralign.policy.cpu_loops import QUAD, Net, Rows, Sampler, Stack, frame
+from swaralign.policy.decoder import Cache, FusedDecoder
+from swaralign.policy.slots import Slots, Tables
+
+
+class CpuFrames:
+    """Advances the slots of one rollout."""
+
+    def __init__(
+        self, trunk: FusedDecoder, answerer: FusedDecoder, tables: Tables, slots: Slots, sampling: SamplingParams,
+        predictor: PredictorParams,
+    ) -> None:
+        self.rows = Rows(*(getattr(slots, name).numpy() for name in Rows._fields))
+        answers = answerer.new_cache(len(slots.alive), slots.codes.shape[2])
+        self.arguments = (
+            _stack(trunk, slots.cache), _stack(answerer, answers),
+            _net(tables), self.rows,
+            Sampler(float(sampling.temperature), sampling.top_k, float(sampling.top_p)),
+            Sampler(float(predictor.temperature), predictor.top_k, float(predictor.top_p)),
+        )
+        self.threads = torch.get_num_threads()
+        self.pool = ThreadPoolExecutor(self.threads)
+
+    def advance(self) -> None:
+        """Samples a frame for every live slot."""
+        live = self.rows.alive.nonzero()[0]
+        share = QUAD * -(-len(live) // (QUAD * self.threads))
+        shares = [live[start : start + share] for start in range(0, len(live), share)]
+        list(self.pool.map(lambda slots: frame(slots, *self.arguments), shares))
+
+
+def _stack(decoder: FusedDecoder, cache: Cache) -> Stack:
+    names = ("qkv", "qk_norm", "output", "gate_up", "down")
+    weights = {name: torch.stack([getattr(block, name) for block in decoder.blocks]).numpy() for name in names}
+    cos, sin = (table.numpy() for table in decoder.rotary_tables(cache.keys.shape[3]))
+    return Stack(
+        **weights, keys=cache.keys.numpy(), values=cache.values.numpy(), cos=cos, sin=sin,
+        floor=decoder.floor, head_floor=decoder.head_floor,
+    )
+
+
+def _net(tables: Tables) -> Net:
+    tensors = {**vars(tables), "heads": torch.stack(tables.heads)}
+    return Net(**{name: tensors[name].numpy() for name in Net._fields if name != "eos"}, eos=tables.eos)

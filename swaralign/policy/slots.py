@@ -1,0 +1,107 @@
+"""What a rollout keeps: prompts, finished takes, slots that speak side by side, the tables around the decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swaralign.policy.decoder import Cache
+
+MIN_FRAMES = 2  # the official sampler never ends a take before two frames
+SPECIAL_IDS = 1024  # the talker's last ids: control tokens, none of them a code
+
+
+def suppressed_ids(vocab_size: int, eos_id: int) -> list[int]:
+    """Codec ids that the official sampler never draws: the special ones but for the end of speech."""
+    return [i for i in range(vocab_size - SPECIAL_IDS, vocab_size) if i != eos_id]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row to roll out: prefill ids, the frame budget and the draw's seed."""
+
+    text: Sequence[int]
+    codec: Sequence[int]
+    budget: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Frames:
+    """A finished take: frames (n, 16) int64 and whether the policy ended it itself.
+
+    `log_probs`: float32, of each token that the policy chose (n, and one more for the end of speech), under the
+    whole softmax at the sampling temperature, before top-k and top-p.
+    """
+
+    codes: np.ndarray
+    ended: bool
+    log_probs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What stands around the two decoders, matrices for `x @ W`: V talker ids, W codes a residual book, widths D, P.
+
+    `head` (D, V) and its `bias` (2, V), the first row for the frames before which no take may end; `state` (D, P) and
+    `state_bias` (P,) hand the talker's state to the predictor; `first_input` (V, P) and `inputs` (books - 2, W, P)
+    are codes as the predictor reads them, `heads` its books - 1 heads (P, W); `first_embedding` (V, D),
+    `embeddings` (books - 1, W, D) and `pad` (D,) add up to the talker's next input.
+    """
+
+    head: Tensor
+    bias: Tensor
+    state: Tensor
+    state_bias: Tensor
+    first_input: Tensor
+    inputs: Tensor
+    heads: list[Tensor]
+    first_embedding: Tensor
+    embeddings: Tensor
+    pad: Tensor
+    eos: int
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The state of B takes that are spoken side by side; a slot whose take has finished waits for the next one.
+
+    `x` (B, D) float32: the residual stream whose state chooses the next frame. `position` (B,): of the next token.
+    `step`, `budget` (B,): frames so far, and at most. `alive`, `ended` (B,) bool. `uniform` (B, F, 16): the take's
+    draws. `codes` (B, F + 1, 16) and `log_probs` (B, F + 1): what was sampled, the end included.
+    """
+
+    cache: Cache
+    x: Tensor
+    position: Tensor
+    step: Tensor
+    budget: Tensor
+    alive: Tensor
+    ended: Tensor
+    uniform: Tensor
+    codes: Tensor
+    log_probs: Tensor
+
+    @classmethod
+    def new(cls, cache: Cache, width: int, frames: int, books: int) -> Slots:
+        """Slots that hold nothing yet, for takes of at most so many frames."""
+        batch, device = cache.keys.shape[1], cache.keys.device
+        count, flag = (torch.zeros(batch, dtype=dtype, device=device) for dtype in (torch.int64, torch.bool))
+        return cls(
+            cache=cache,
+            x=torch.zeros(batch, width, device=device),
+            position=count, step=count.clone(), budget=count.clone(), alive=flag, ended=flag.clone(),
+            uniform=torch.zeros(batch, frames, books, device=device),
+            codes=torch.zeros(batch, frames + 1, books, dtype=torch.int64, device=device),
+            log_probs=torch.zeros(batch, frames + 1, device=device),
+        )
+
+    def take(self, slot: int) -> Frames:
+        """The finished take of a slot."""
+        count, ended = int(self.step[slot]), bool(self.ended[slot])
+        log_probs = self.log_probs[slot, : count + int(ended)]
+        return Frames(self.codes[slot, :count].cpu().numpy().copy(), ended, log_probs.cpu().numpy().copy())
