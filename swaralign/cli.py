@@ -1,4 +1,4 @@
-"""The `swaralign` command: check the params and the machine, choose a recipe, serve a scorer, listen to a take."""
+"""The `swaralign` command: check the params and the machine, choose a recipe, serve a scorer, hand over, listen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import soundfile as sf
 
-from swaralign import diagnostics
+from swaralign import diagnostics, export
 from swaralign.artifacts import write_text
 from swaralign.checks import check
 from swaralign.params import load_params
@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_commands(commands.add_parser("scorer", help="serve a reward over HTTP, or check somebody's server"))
     diagnostics.register(commands)
+    export.add_commands(commands)
 
     listen = commands.add_parser("listen", help="write one evaluated take to a WAV file")
     listen.add_argument("method", help="the voice: base, sft, dpo, kto, grpo")

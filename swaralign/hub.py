@@ -16,17 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import httpx
-from huggingface_hub import HfApi, HfFileSystem, constants, hf_hub_download, is_offline_mode, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+import huggingface_hub as hf  # loads its parts when they are used, so that this import costs nothing
+from huggingface_hub import constants
 
 from swaralign.artifacts import fingerprint, sha256_file, write_json
 from swaralign.params import HubAsset, HubRowsAsset
@@ -43,7 +34,7 @@ def cache_root() -> Path:
 def fetch(name: str, asset: HubAsset, file: str) -> Path:
     """The path of a file in the hub's cache, fetched if it is not there. Raises ValueError as `told` does."""
     with told(name, asset):
-        return Path(hf_hub_download(asset.id, file, repo_type=asset.repo_type, revision=asset.revision))
+        return Path(hf.hf_hub_download(asset.id, file, repo_type=asset.repo_type, revision=asset.revision))
 
 
 def is_cached(asset: HubAsset) -> bool:
@@ -77,7 +68,7 @@ def commit_hash_fault(path: Path) -> str | None:
 
 
 def _in_cache(repo: str, file: str, repo_type: str, revision: str) -> Path | None:
-    found = try_to_load_from_cache(repo, file, repo_type=repo_type, revision=revision)
+    found = hf.try_to_load_from_cache(repo, file, repo_type=repo_type, revision=revision)
     return Path(found) if isinstance(found, str) else None
 
 
@@ -112,7 +103,7 @@ class HubFile:
             return
         with told("prompts", asset):
             name = f"datasets/{asset.id}@{asset.revision}/{self.path}"
-            remote: Any = HfFileSystem(skip_instance_cache=True).open(name, "rb", cache_type="none")
+            remote: Any = hf.HfFileSystem(skip_instance_cache=True).open(name, "rb", cache_type="none")
             with remote:
                 yield remote
 
@@ -134,7 +125,7 @@ def list_rows(name: str, asset: HubRowsAsset) -> list[HubFile]:
 
 
 def _ask_for_files(asset: HubRowsAsset) -> dict[str, str]:
-    api = HfApi()
+    api = hf.HfApi()
     api.auth_check(asset.id, repo_type="dataset")  # a gated dataset may list its files to everyone
     folder = asset.pattern.rpartition("/")[0] or None
     tree: Any = api.list_repo_tree(asset.id, folder, repo_type="dataset", revision=asset.revision)
@@ -148,35 +139,38 @@ def _ask_for_files(asset: HubRowsAsset) -> dict[str, str]:
 @contextmanager
 def told(name: str, asset: HubAsset | HubRowsAsset) -> Iterator[None]:
     """Turn what the hub's library raises into a ValueError that names the asset and says what to do."""
+    import httpx
+    from huggingface_hub import errors
+
     what = f"assets.{name}: {asset.id} at revision {asset.revision}"
     kind = "datasets/" if isinstance(asset, HubRowsAsset) or asset.repo_type == "dataset" else ""
     page = f"{constants.ENDPOINT}/{kind}{asset.id}"
     try:
         yield
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise ValueError(f"{what} is gated: log in at {page}, accept its terms, then run `hf auth login` here with a "
                          "token of that account (or set HF_TOKEN) and start again") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise ValueError(f"{what}: the repository has no such revision; correct assets.{name}.revision") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise ValueError(f"{what}: no such repository at {page}, or a private one; correct assets.{name}.id, or run "
                          "`hf auth login` with a token that may read it") from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise ValueError(_unreachable(what, error)) from error
-    except EntryNotFoundError as error:
+    except errors.EntryNotFoundError as error:
         raise ValueError(f"{what} lacks a file that is asked for: {_first_line(error)}; correct assets.{name}.files"
                          ) from error
-    except (OfflineModeIsEnabled, httpx.HTTPError) as error:
+    except (errors.OfflineModeIsEnabled, httpx.HTTPError) as error:
         raise ValueError(_unreachable(what, error)) from error
 
 
 def _unreachable(what: str, error: BaseException) -> str:
-    if is_offline_mode():
+    if hf.is_offline_mode():
         return (f"{what}: not all of it is in the cache, and HF_HUB_OFFLINE forbids to fetch the rest; "
                 "run once without it, or copy the cache of a machine that has it")
     cause = error.__cause__ or error
-    if isinstance(cause, HfHubHTTPError):
-        return f"{what}: the hub answers {cause.response.status_code}, {_first_line(cause)}; try again later"
+    if (answer := getattr(cause, "response", None)) is not None:
+        return f"{what}: the hub answers {answer.status_code}, {_first_line(cause)}; try again later"
     return (f"{what}: no connection to {constants.ENDPOINT} ({type(cause).__name__}: {_first_line(cause)}); check the "
             "network and run again, whole files are kept. HF_HUB_OFFLINE=1 uses the cache alone")
 
