@@ -55,22 +55,23 @@ def compare(work: Path, peer: bool) -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "benchmarks.full_size", work], check=True, stdout=subprocess.DEVNULL)
     one, two = (_in_a_process(work, "ours", run) for run in ("one", "two"))
     line = {"benchmark": "merge", "checkpoint_gb": round((work / "base" / WEIGHTS_FILE).stat().st_size / GB, 3),
-            "seconds": one["seconds"], "peak_gb": one["peak_gb"],
-            "imports_gb": one["imports_gb"], "same_bytes": one["sha256"] == two["sha256"],
-            "threads": torch.get_num_threads()}
+            **{key: one[key] for key in ("seconds", "cpu_seconds", "peak_gb", "imports_gb")},
+            "same_bytes": one["sha256"] == two["sha256"], "threads": torch.get_num_threads()}
     if peer:
         other = _in_a_process(work, "peft", "peft")
-        line |= {"peft_seconds": other["seconds"], "peft_peak_gb": other["peak_gb"],
-                 "ratio": round(other["peak_gb"] / one["peak_gb"], 2)}
+        line |= {f"peft_{key}": other[key] for key in ("seconds", "cpu_seconds", "peak_gb")}
+        line["ratio"] = round(other["peak_gb"] / one["peak_gb"], 2)
     return line
 
 
 def ours(work: Path, run: str) -> dict[str, Any]:
     """The merge stage's work on verified files, and the peak of this process."""
-    imports_gb, began = _peak_gb(), time.perf_counter()
-    build_merge(work / "base", work / "adapter", _assets(work),
+    assets, imports_gb = _assets(work), _peak_gb()
+    began, cpu_began = time.perf_counter(), time.process_time()
+    build_merge(work / "base", work / "adapter", assets,
                 MergeParams(orientation="peft", scale=None, expected_modules=231), work / run)
-    measured = {"seconds": round(time.perf_counter() - began, 1), "peak_gb": _peak_gb(), "imports_gb": imports_gb}
+    measured = {"seconds": round(time.perf_counter() - began, 1), "peak_gb": _peak_gb(), "imports_gb": imports_gb,
+                "cpu_seconds": round(time.process_time() - cpu_began, 1)}
     return measured | {"sha256": sha256_file(work / run / "checkpoint" / WEIGHTS_FILE)}
 
 
@@ -78,11 +79,12 @@ def peft(work: Path) -> dict[str, Any]:
     """The same by loading the model in float32 and `merge_and_unload`."""
     from peft import PeftModel
 
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     model = Qwen3TTSForConditionalGeneration.from_pretrained(work / "base", dtype=torch.float32)
     merged: Any = PeftModel.from_pretrained(model, work / "one" / "adapter").merge_and_unload()
     save_file(merged.to(torch.bfloat16).state_dict(), work / "peft.safetensors", metadata={"format": "pt"})
-    return {"seconds": round(time.perf_counter() - began, 1), "peak_gb": _peak_gb()}
+    return {"seconds": round(time.perf_counter() - began, 1), "peak_gb": _peak_gb(),
+            "cpu_seconds": round(time.process_time() - cpu_began, 1)}
 
 
 def _assets(work: Path) -> AssetsParams:
