@@ -10,12 +10,15 @@ other flat position holds a zero state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.policy.prompt import NONE, embed_frames, embed_prefill, embed_text_pad, language_prefix, prefill_rows
@@ -49,6 +52,14 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
     def set_language(self, language: str) -> None:
         """Fixes the language tag of every prompt, the same that rollout uses. Raises ValueError for an unknown one."""
         self.prefix = language_prefix(self.config, language)
+
+    def save_pretrained(self, save_directory: Any, state_dict: dict[str, Tensor] | None = None, **_: Any) -> None:
+        """Writes the weights alone, as a trainer's checkpoint needs them: the nested configuration cannot be written
+        as JSON by its own class. A checkpoint to speak from has the files of the one that training started from."""
+        weights = self.state_dict() if state_dict is None else state_dict
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in weights.items()},
+                  Path(save_directory) / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def get_input_embeddings(self) -> Any:
         return self.talker.model.codec_embedding

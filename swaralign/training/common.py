@@ -16,7 +16,7 @@ import torch
 import trl.trainer.utils
 from accelerate import PartialState
 from peft import LoraConfig, PeftModel
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from swaralign import artifacts
 from swaralign.evaluation import summarise
@@ -79,12 +79,18 @@ def schedule_arguments(
     }
 
 
+def on_one_gpu(config: TrainingArguments) -> Any:
+    """A configuration that leaves other GPUs alone: each process has one, and the trainer would take all it sees."""
+    config._n_gpu = min(config.n_gpu, 1)
+    return config
+
+
 def compute_in_bfloat16(model: Any, device: str) -> None:
     """On a GPU, makes the backbone of a float32 model compute in bfloat16; call it before a trainer takes the model.
 
     The trainer's own autocast would also round the head's logits, and with them the log-probabilities.
     """
-    if device == "cpu":
+    if device == "cpu" or model is None:
         return
     backbone = model.base_model
     forward = backbone.forward

@@ -55,7 +55,7 @@ def pair_trainer(
     return PairTrainer(
         plan=offline.plan_epochs(len(rows), dpo.schedule.updates * dpo.pairs_per_update, dpo.seed),
         model=voice.model,
-        args=dpo_config(dpo, runtime, folder, tracker),
+        args=common.on_one_gpu(dpo_config(dpo, runtime, folder, tracker)),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         data_collator=offline.PolicyTokens(

@@ -30,8 +30,9 @@ def freeze_all_but(voice: TrainableVoice) -> None:
 
 
 def frozen_copy(model: Any) -> Any:
-    """A copy that is never trained: the reference of the KL."""
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    """A copy that is never trained: the reference of the KL. What is no part of it, as its codec, is shared."""
+    shared = {id(value): value for name, value in vars(model).items() if not name.startswith("_")}
+    return copy.deepcopy(model, shared).requires_grad_(False).eval()
 
 
 def attach_reference(trainer: GRPOTrainer, reference: Any, beta: float) -> None:

@@ -124,17 +124,18 @@ def grpo_trainer(
 
     `plan`: from `plan_prompts`. Its rollouts and rewards are ours.
     """
-    common.compute_in_bfloat16(voice.model, runtime.device)
     full = grpo.trainable == "full"
     if full:
         freeze_all_but(voice)
     reference = frozen_copy(voice.model) if full and grpo.beta else None
+    for model in (voice.model, reference):
+        common.compute_in_bfloat16(model, runtime.device)
     with warnings.catch_warnings():  # TRL's notice that rollout_func may change; the version is pinned
         warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
         trainer = GRPOTrainer(
             model=voice.model,
             reward_funcs=Reward(voice, scorer),
-            args=grpo_config(grpo, runtime, folder, tracker),
+            args=common.on_one_gpu(grpo_config(grpo, runtime, folder, tracker)),
             train_dataset=Dataset.from_list([{"prompt": row["text"], "id": row["id"]} for row in plan]),
             processing_class=voice.trl_tokenizer(),
             peft_config=None if full else common.lora_config(grpo.lora, voice.lora_targets),

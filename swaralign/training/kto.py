@@ -118,7 +118,7 @@ def label_trainer(
     return LabelTrainer(
         plan=[index * kto.micro_batch + place for index in order for place in range(kto.micro_batch)],
         model=voice.model,
-        args=kto_config(kto, loss_weights(list(chain(*batches)), kto), runtime, folder, tracker),
+        args=common.on_one_gpu(kto_config(kto, loss_weights(list(chain(*batches)), kto), runtime, folder, tracker)),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         data_collator=offline.PolicyTokens(

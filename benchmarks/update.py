@@ -1,0 +1,224 @@
+"""Updates of a recipe at the published size: wall time by part, peak memory, and what the whole run would take.
+
+    python -m benchmarks.update FOLDER [--recipe recipes/qwen3-hindi-grpo.yaml] [--device cuda] [--processes 1]
+
+FOLDER/base is the checkpoint; one of the 0.6B shapes with random weights is made where there is none. The updates are
+those of the stage `train_grpo`, but for the reward, which is the duration of sound: the recogniser's time is not in
+the figures. Random weights hardly ever end a take, so that takes have the recipe's full length. Ends with a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from trl import GRPOTrainer
+
+from benchmarks.full_size import write_base
+from swaralign.params import GrpoParams, Params, RuntimeParams, load_params
+from swaralign.policy import load_policy
+from swaralign.policy.base import TrainableVoice
+from swaralign.rewards.scorer import TakeScore
+from swaralign.training.common import write_training
+from swaralign.training.grpo import train_grpo
+from swaralign.training.launch import launch
+from swaralign.training.validation import FixedValidation
+
+PARTS = ("rollout", "decode", "score", "reference", "forward", "backward", "optimizer")
+LOUD = 0.01  # of full scale
+GOAL_MINUTES = 45.0
+
+
+class SoundScorer:
+    """A reward that costs nothing: seconds of sound, as a share of the longest take's."""
+
+    def __init__(self, full_s: float) -> None:
+        self.full_s = full_s
+
+    def score(
+        self, waves: Sequence[np.ndarray], texts: Sequence[str], truncated: Sequence[bool], sample_rate_hz: int
+    ) -> list[TakeScore]:
+        return [self._one(float((np.abs(wave) > LOUD).sum()) / sample_rate_hz) for wave in waves]
+
+    def check(self, prompts: Sequence[dict[str, str]]) -> None:
+        """Any text will do."""
+
+    def _one(self, seconds: float) -> TakeScore:
+        missing = 1 - min(1.0, seconds / self.full_s)
+        return TakeScore(1 - missing, missing, missing, missing, missing, 0, 1, 0, 1, None, None, "", ())
+
+
+class Clock:
+    """Seconds by part, of each update and each validation."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.updates: list[Counter[str]] = []
+        self.validations: list[Counter[str]] = []
+        self.now: Counter[str] = Counter()
+
+    def begin(self, kind: list[Counter[str]]) -> None:
+        self.now = Counter()
+        kind.append(self.now)
+
+    def wrap(self, part: str | Callable[[], str], call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, with its time added to a part of whatever is being timed."""
+
+        def timed(*inputs: Any, **named: Any) -> Any:
+            self._wait()
+            began = time.perf_counter()
+            result = call(*inputs, **named)
+            self._wait()
+            self.now[part if isinstance(part, str) else part()] += time.perf_counter() - began  # type: ignore[assignment]
+            return result
+
+        return timed
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def watch(self, voice: Any, scorer: SoundScorer) -> None:
+        """Times what training calls: the voice and the scorer, and the trainer's own steps."""
+        voice.rollout, voice.decode = self.wrap("rollout", voice.rollout), self.wrap("decode", voice.decode)
+        scorer.score = self.wrap("score", scorer.score)  # type: ignore[method-assign]
+
+        def replay() -> str:
+            return "forward" if torch.is_grad_enabled() else "reference"
+
+        steps: tuple[tuple[type, str, str | Callable[[], str]], ...] = (
+            (GRPOTrainer, "_get_per_token_logps_and_entropies", replay),
+            (Accelerator, "backward", "backward"),
+            (AcceleratedOptimizer, "step", "optimizer"),
+        )
+        for owner, name, part in steps:
+            setattr(owner, name, self.wrap(part, getattr(owner, name)))
+        self._count(GRPOTrainer, "_generate_and_score_completions", self.updates)
+        self._count(FixedValidation, "_validate", self.validations)
+
+    def _count(self, owner: Any, name: str, kind: list[Counter[str]]) -> None:
+        call = self.wrap("whole", getattr(owner, name))
+
+        def counted(*inputs: Any, **named: Any) -> Any:
+            self.begin(kind)
+            return call(*inputs, **named)
+
+        setattr(owner, name, counted)
+
+
+def follows_weights(voice: TrainableVoice, text: str, grpo: GrpoParams) -> bool:
+    """Whether a rollout samples from the weights of the moment: other weights, another take, and back again."""
+    trained = [parameter for parameter in voice.model.parameters() if parameter.requires_grad]
+    kept = [parameter.detach().clone() for parameter in trained]
+
+    def take() -> list[int]:
+        ids: list[int] = voice.rollout([text], [1], grpo.sampling)[0].completion_ids.tolist()
+        return ids
+
+    before = take()
+    with torch.no_grad():
+        for parameter in trained:
+            parameter += 0.02 * torch.randn_like(parameter)
+        changed = take()
+        for parameter, value in zip(trained, kept, strict=True):
+            parameter.copy_(value)
+    return changed != before and take() == before
+
+
+def recipe(args: argparse.Namespace) -> Params:
+    """The recipe's params with the settings of the command line."""
+    data = load_params(args.recipe).model_dump()
+    data["runtime"] = {"device": args.device, "threads": args.threads}
+    if args.frames:
+        data["rollout"]["max_frames"] = args.frames
+    data["grpo"]["num_processes"] = args.processes
+    data["grpo"]["micro_batch"] = args.micro_batch or data["grpo"]["micro_batch"]
+    if args.processes == 1:
+        data["grpo"]["sharding"] = "none"
+    data["grpo"]["schedule"] |= {"updates": args.updates, "save_every": args.updates, "warmup_updates": 0,
+                                 "keep_every": None}
+    data["grpo"]["validation"] |= {"every": args.updates, "prompts": args.validation}
+    return Params.model_validate(data)
+
+
+def report(result: Any, clock: Clock, params: Params, args: argparse.Namespace) -> dict[str, Any]:
+    """What is printed: a table of the last update, and the figures of the JSON line."""
+    full = load_params(args.recipe).grpo
+    update, validation = clock.updates[-1], clock.validations[-1]
+    seconds = {part: round(update[part], 3) for part in PARTS}
+    whole = update["whole"] + update["forward"] + update["backward"] + update["optimizer"]
+    each = validation["whole"] / max(1, args.validation)
+    validations = full.schedule.updates // full.validation.every + 1
+    minutes = (full.schedule.updates * whole + validations * full.validation.prompts * each) / 60
+    history = [entry for entry in result.trainer.state.log_history if "loss" in entry]
+    figures = {
+        "benchmark": "update", "processes": args.processes, "trainable": params.grpo.trainable,
+        "update_s": round(whole, 3), **seconds,
+        "validation_s": round(validation["whole"], 3), "validation_takes": args.validation,
+        "projected_minutes": round(minutes, 1), "ratio": round(GOAL_MINUTES / minutes, 2),
+        "loss": history[0]["loss"], "grad_norm": history[0]["grad_norm"], "kl_at_start": history[0].get("kl"),
+        "clipped_at_start": history[0]["clip_ratio/region_mean"],
+    }
+    if args.device == "cuda":
+        figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--recipe", type=Path, default=Path("recipes/qwen3-hindi-grpo.yaml"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--micro-batch", type=int, help="takes in a forward pass; the recipe's if left out")
+    parser.add_argument("--updates", type=int, default=2)
+    parser.add_argument("--validation", type=int, default=100, help="held-out prompts")
+    parser.add_argument("--frames", type=int, help="longest take; the recipe's if left out")
+    args = parser.parse_args()
+    params = recipe(args)
+    base = args.folder / "base"
+    if not base.is_dir():
+        write_base(base, seed=0)
+    if launch("benchmarks.update", params.grpo, params.runtime):
+        return
+    run(base, params, args)
+
+
+def run(base: Path, params: Params, args: argparse.Namespace) -> None:
+    runtime: RuntimeParams = params.runtime
+    torch.set_num_threads(runtime.threads)
+    width = json.loads((base / "config.json").read_text(encoding="utf-8"))["talker_config"]["hidden_size"]
+    speaker = (torch.randn(width, generator=torch.Generator().manual_seed(5)) * 0.15).tolist()
+    voice = load_policy(base, speaker, params.rollout, runtime)
+    prompts = [{"id": str(n), "text": f"Sentence number {n} of this benchmark is neither long nor short."}
+               for n in range(max(args.validation, 2 * params.grpo.prompts_per_update))]
+    scorer: Any = SoundScorer(params.rollout.max_frames / 12.5)  # type: ignore[union-attr]
+    clock = Clock(args.device)
+    clock.watch(voice, scorer)
+    out = args.folder / f"{params.grpo.trainable}-{args.processes}"
+    try:
+        result = train_grpo(voice, prompts, prompts, scorer, params.grpo, runtime, out / "run")
+    finally:
+        for name, kind in (("update", clock.updates), ("validation", clock.validations)):
+            for number, parts in enumerate(kind, start=1):
+                print(f"{name} {number}:", {part: round(value, 3) for part, value in parts.items()}, flush=True)
+    figures = report(result, clock, params, args)
+    write_training(out / "out", result, {})
+    if params.grpo.sharding == "none":
+        figures["follows_weights"] = follows_weights(voice, prompts[0]["text"], params.grpo)
+    if result.trainer.is_world_process_zero():
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
