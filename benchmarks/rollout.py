@@ -45,13 +45,15 @@ def main() -> None:
         voice = checkpoint_voice(args.checkpoint, args.device, sampling, predictor)
     engine = RolloutEngine(voice.model, voice.model.speaker, predictor)
     rows = [_ours(voice, engine, batch, args) for batch in args.batch or BATCHES[args.device]]
-    result = {"benchmark": "rollout", "device": _name(args.device), "size": args.size, "frames": args.frames}
+    result: dict[str, Any] = {"benchmark": "rollout", "device": _name(args.device), "size": args.size}
+    result["frames"] = args.frames
     if args.device == "cuda":
         result |= _floor(engine) | _ratio_at_step_0(voice, engine, args.frames)
     if args.profile:
         print(_profile(voice, engine, max(row["batch"] for row in rows if row["batch"] <= 16), args.frames))
     if args.peer:
         _add_peer(voice, rows, args)
+        result["ratio"] = {str(row["batch"]): row["ratio"] for row in rows}
     _print_table(rows)
     print(json.dumps(result | {"rows": rows}))
 

@@ -47,7 +47,7 @@ def _matmul(
     product, up = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
     w_at = w_ptr + n[:, None] * K + k[None, :]
     if EARLY:  # weights come while the kernels before still run
-        line = w_ptr + n[:, None] * K + tl.arange(0, BK // 64)[None, :] * 64
+        line = w_ptr + tl.minimum(n, N - 1)[:, None] * K + tl.arange(0, max(BK // 64, 1))[None, :] * 64
         for start in range(0, K, BK):
             _fetch(line + start)
             if GATE:
