@@ -3,7 +3,8 @@
     python -m benchmarks.full_size OUT [--seed 0]
 
 Writes OUT/base (1.8 GB, bfloat16) and OUT/adapter (MLX, rank 8, over all 231 projections, in PEFT's orientation as
-the published one is). The tokenizer and the codec are the micro voice's: what is measured with it is size, not speech.
+the published one is). The tokenizer and the codec's encoder are the micro voice's, its decoder has the published sizes:
+what is measured with it is size, not speech.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Model
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -33,6 +35,9 @@ PREDICTOR = {**LAYERS, "num_hidden_layers": 5, "vocab_size": 2048, "max_position
              "layer_types": ["full_attention"] * 5}
 SPEAKER = {"enc_dim": 1024, "enc_channels": [512, 512, 512, 512, 1536], "enc_attention_channels": 128,
            "enc_res2net_scale": 8, "enc_se_channels": 128}
+CODEC = {"codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536, "head_dim": 64, "hidden_size": 512,
+         "intermediate_size": 1024, "latent_dim": 1024, "layer_scale_initial_scale": 0.01, "num_attention_heads": 16,
+         "num_key_value_heads": 16, "num_hidden_layers": 8}
 RANK, SCALE = 8, 2.0
 
 
@@ -59,6 +64,20 @@ def write_base(folder: Path, seed: int) -> None:
         drawn = torch.ones(shape) if "norm" in name else 0.02 * torch.randn(shape, generator=generator)
         weights[name] = drawn.to(torch.bfloat16)
     save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_codec(folder / "speech_tokenizer", seed)
+
+
+def write_codec(folder: Path, seed: int) -> None:
+    """Write a codec over the micro voice's in `folder`, its decoder of the published sizes: as its class draws it, with
+    normal codebooks."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["decoder_config"] |= CODEC
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    torch.manual_seed(seed)
+    model = Qwen3TTSTokenizerV2Model(Qwen3TTSTokenizerV2Model.config_class.from_pretrained(folder))
+    weights = {name: (torch.randn_like(tensor) if name.endswith("embedding_sum") else tensor).half().contiguous()
+               for name, tensor in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_adapter(folder: Path, base: Path, seed: int) -> int:
