@@ -70,6 +70,12 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         # keys that do not go together
         ("grpo.lora.dropout", 0.1, ["grpo:", "lora.dropout is 0.1, GRPO needs 0"]),
         ("grpo.micro_batch", 24, ["grpo:", "micro_batch 24 does not divide the 64 takes", "[1, 2, 4, 8, 16, 32, 64]"]),
+        ("grpo.num_processes", 5, ["grpo:", "num_processes 5 does not divide the 64 takes", "[1, 2, 4, 8, 16, 32"]),
+        ("grpo.num_processes", 8, ["grpo:", "micro_batch 16 x num_processes 8 does not divide the 64 takes",
+                                   "micro_batch could be one of [1, 2, 4, 8]"]),
+        ("grpo.sharding", "fsdp", ["grpo:", "sharding fsdp is for trainable full over 2", "set sharding to none"]),
+        ("grpo.schedule.keep_every", 6, ["grpo.schedule:", "keep_every 6 is not a multiple of save_every 4",
+                                         "8 would do"]),
         ("grpo.iterations", 5, ["grpo:", "schedule.updates 12 is not a multiple of iterations 5", "10 would do"]),
         ("grpo.iterations", 3, ["grpo:", "schedule.save_every 4 is not a multiple of iterations 3", "3 would do"]),
         ("rollout.max_frames", 101, ["rollout.max_frames 101 is 8.08 s", "reward.asr.window_s 8.0", "100 frames"]),
