@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from swaralign.params import GrpoParams, ScheduleParams, load_params
+from swaralign.policy import load_policy
 from swaralign.training import common
 from tests import ranks
-from tests.voices import PROMPTS, ROOT, LengthScorer, difference, qwen3_tts
+from tests.voices import BASE, PROMPTS, ROOT, LengthScorer, difference, qwen3_tts
 
 PARAMS = load_params(ROOT / "recipes" / "demo.yaml")
 FREED = 60  # seconds within which the death of one process must end the others
@@ -31,6 +34,9 @@ def settings(**changes: Any) -> GrpoParams:
     data["schedule"] |= {"updates": 2, "warmup_updates": 0, "save_every": 1, "learning_rate": 1e-4}
     data["validation"] |= {"every": 2, "prompts": 3}
     return GrpoParams.model_validate(data)
+
+
+FULL = settings(micro_batch=3, trainable="full", gradient_checkpointing=True)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -122,6 +128,47 @@ def test_validation_over_two_processes_is_that_of_one(alone: Path, resumed: tupl
                     for folder in (alone, resumed[0]))
     assert [row["id"] for row in mine] == ["p0", "p1", "p2"] * 2
     assert theirs == mine
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that trained the policy's own parameters."""
+    return train(tmp_path_factory.mktemp("full"), FULL)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "out" / "checkpoint" / "model.safetensors")
+
+
+def test_the_policys_own_parameters_are_trained_and_no_others(full: Path) -> None:
+    before, after = load_file(BASE / "model.safetensors"), weights(full)
+    assert before.keys() == after.keys()
+    moved = {name for name, value in before.items() if not torch.equal(value.float(), after[name].float())}
+    own = {name for name in before if name.startswith(("talker.model.", "talker.codec_head."))}
+    assert moved and moved <= own
+    assert {name for name in own if "layers" in name} <= moved
+    assert all(after[name].dtype == torch.float32 for name in own)
+    assert all(torch.equal(before[name], after[name]) for name in before.keys() - own)
+
+
+def test_a_full_training_starts_at_its_reference(full: Path) -> None:
+    first, second = table(full, "curves.csv")
+    assert first["kl"] == pytest.approx(0, abs=1e-7) and second["kl"] > 0
+
+
+def test_a_full_checkpoint_is_a_voice(full: Path) -> None:
+    speaker = torch.randn(256, generator=torch.Generator().manual_seed(5)) * 0.15
+    voice = load_policy(full / "out" / "checkpoint", speaker.tolist(), PARAMS.rollout, PARAMS.runtime)
+    loaded = dict(voice.model.named_parameters())
+    assert all(torch.equal(loaded[name], value.float()) for name, value in weights(full).items())
+    assert voice.decode(voice.rollout(["A red bus."], [1], PARAMS.grpo.sampling))[0].any()
+
+
+def test_a_full_training_resumes(full: Path, tmp_path: Path) -> None:
+    shutil.copytree(full / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    train(tmp_path, FULL)
+    assert difference(weights(full), weights(tmp_path)) < 1e-6
 
 
 def schedule(**changes: Any) -> ScheduleParams:
