@@ -142,8 +142,7 @@ def recipe(args: argparse.Namespace) -> Params:
         data["rollout"]["max_frames"] = args.frames
     data["grpo"]["num_processes"] = args.processes
     data["grpo"]["micro_batch"] = args.micro_batch or data["grpo"]["micro_batch"]
-    if args.processes == 1:
-        data["grpo"]["sharding"] = "none"
+    data["grpo"]["sharding"] = args.sharding
     data["grpo"]["schedule"] |= {"updates": args.updates, "save_every": args.updates, "warmup_updates": 0,
                                  "keep_every": None}
     data["grpo"]["validation"] |= {"every": args.updates, "prompts": args.validation}
@@ -180,6 +179,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--sharding", choices=("none", "fsdp"), default="none")
     parser.add_argument("--micro-batch", type=int, help="takes in a forward pass; the recipe's if left out")
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--validation", type=int, default=100, help="held-out prompts")
