@@ -537,8 +537,9 @@ class Params(Section):
                 raise ValueError(f"the reward's engine {engine} needs the asset assets.{asset}, which is null")
         if (self.evaluate.second_asr is None) != (self.assets.second_asr is None):
             raise ValueError("evaluate.second_asr and assets.second_asr belong together: give both, or null for both")
-        if self.grpo.sharding == "fsdp" and self.runtime.device != "cuda":
-            raise ValueError(f"grpo.sharding is fsdp, which needs GPUs, but runtime.device is {self.runtime.device}")
+        if self.grpo.sharding == "fsdp" and (self.runtime.device, self.rollout.family) != ("cuda", "qwen3_tts"):
+            raise ValueError("grpo.sharding is fsdp, which is for a voice of family qwen3_tts on GPUs, found "
+                             f"rollout.family {self.rollout.family} and runtime.device {self.runtime.device}")
         if self.grpo.prompts_per_update > self.split.expected_train:
             raise ValueError(f"grpo.prompts_per_update is {self.grpo.prompts_per_update}, "
                              f"but split.expected_train is {self.split.expected_train}")

@@ -17,9 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swaralign.params import GrpoParams, ScheduleParams, load_params
+from swaralign.params import GrpoParams, RuntimeParams, ScheduleParams, load_params
 from swaralign.policy import load_policy
 from swaralign.training import common
+from swaralign.training.launch import launch
 from tests import ranks
 from tests.voices import BASE, PROMPTS, ROOT, LengthScorer, difference, qwen3_tts
 
@@ -99,6 +100,12 @@ def train(folder: Path, grpo: GrpoParams) -> Path:
 def table(folder: Path, name: str) -> list[dict[str, float]]:
     with (folder / "out" / name).open() as file:
         return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def test_more_processes_than_gpus_are_refused() -> None:
+    many = settings().model_copy(update={"num_processes": 999})
+    with pytest.raises(ValueError, match="num_processes is 999, but this machine shows"):
+        launch("tests.ranks", many, RuntimeParams(device="cuda", threads=1))
 
 
 def test_a_killed_process_ends_the_others(killed: tuple[Path, float, str, list[psutil.Process]]) -> None:

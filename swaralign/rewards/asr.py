@@ -10,6 +10,7 @@ since a decoding step costs nearly the same for eight takes as for one.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,7 @@ class Transcriber:
         self._whisper = WhisperModel(
             str(model_dir),
             device=device,
+            device_index=int(os.environ.get("LOCAL_RANK", "0")) if device == "cuda" else 0,  # of several processes
             compute_type=params.compute_type,
             cpu_threads=1,
             num_workers=workers,

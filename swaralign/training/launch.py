@@ -9,8 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+import torch
 from accelerate import PartialState
 from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swaralign.params import GrpoParams, RuntimeParams
@@ -25,12 +27,16 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
 
     Returns False where there is nothing to launch: with one process, and in each of the launched ones, which have
     joined by then. When one of them dies, the others are stopped and the caller exits with an error that names it.
+    Raises ValueError for fewer GPUs than processes.
     """
     if "LOCAL_RANK" in os.environ:
         _join(runtime)
         return False
     if grpo.num_processes == 1:
         return False
+    if runtime.device == "cuda" and torch.cuda.device_count() < grpo.num_processes:
+        raise ValueError(f"grpo.num_processes is {grpo.num_processes}, but this machine shows "
+                         f"{torch.cuda.device_count()} GPUs, and each process needs one")
     for name, value in WITHOUT_MULTICAST.items():
         os.environ.setdefault(name, value)
     arguments = ["--config_file", str(CONFIGS[grpo.sharding]), "--num_processes", str(grpo.num_processes),
@@ -42,6 +48,8 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
         how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"exited with {failure.exitcode}"
         raise SystemExit(f"error: process {rank} of {grpo.num_processes} {how}; the others were stopped. Its own error "
                          "stands above. The same command resumes from the newest checkpoint") from None
+    except SignalException as stopped:
+        raise SystemExit(f"error: stopped by {stopped.sigval.name}, all processes with it") from None
     return True
 
 
