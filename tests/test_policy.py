@@ -22,6 +22,7 @@ from swaralign.policy.prompt import embed_prefill, prefill_rows
 from swaralign.policy.qwen3_tts import Qwen3TtsVoice
 from swaralign.policy.sampling import draw, probabilities
 from swaralign.policy.slots import Frames, Prompt
+from swaralign.training.common import save_adapter
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "data" / "demo" / "base"
@@ -93,7 +94,7 @@ def test_prefill_equals_what_official_generate_feeds_the_talker(voice: Qwen3TtsV
     official(input_ids=[torch.tensor([ids])], voice_clone_prompt=prompt, languages=["auto"], non_streaming_mode=True,
              max_new_tokens=2)
     handle.remove()
-    text, codec = prefill_rows(voice.config, ids, voice.model.prefix)
+    text, codec = prefill_rows(voice.config, ids, voice.model.codec_prefix)
     ours = embed_prefill(voice.model.talker, torch.tensor(text), torch.tensor(codec), voice.model.speaker)
     assert len(text) == len(ids) + 2
     torch.testing.assert_close(ours, seen[0][0], atol=1e-6, rtol=0)
@@ -146,7 +147,7 @@ def test_engine_equals_plain_loop_where_talker_and_predictor_are_equally_wide(
     torch.manual_seed(0)
     model = CodecPolicy(config).eval()
     assert isinstance(model.talker.code_predictor.small_to_mtp_projection, torch.nn.Identity)
-    text, codec = prefill_rows(config, voice.text_ids(TEXTS[0]), voice.model.prefix)
+    text, codec = prefill_rows(config, voice.text_ids(TEXTS[0]), voice.model.codec_prefix)
     prompt = Prompt(text, codec, budget=6, seed=3)
     frames = RolloutEngine(model, model.speaker, params.rollout.predictor).rollout([prompt], PLAIN)[0]
     plain = plain_rollout(model, model.speaker, prompt, PLAIN, params.rollout.predictor)
@@ -285,3 +286,11 @@ def test_probabilities_match_transformers_warpers() -> None:
     warpers = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)])
     expected = torch.softmax(warpers(torch.zeros(6, 1, dtype=torch.long), logits), dim=-1)
     torch.testing.assert_close(probabilities(logits, 0.7, 20, 0.8), expected)
+
+
+def test_a_loaded_adapter_speaks(params: Params, voice: Qwen3TtsVoice, takes: list[Take], tmp_path: Path) -> None:
+    """An adapter that is zero, saved and loaded around the model as evaluation does, changes no take."""
+    config = LoraConfig(r=2, target_modules=LORA_TARGETS)
+    save_adapter(get_peft_model(new_voice(params, "auto").model, config), tmp_path)
+    adapted = load_policy(BASE, voice.model.speaker.tolist(), params.rollout, params.runtime, tmp_path)
+    assert adapted.rollout(TEXTS[:1], [0], PLAIN)[0].completion_ids.tolist() == takes[0].completion_ids.tolist()

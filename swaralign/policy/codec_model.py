@@ -51,7 +51,7 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
 
     def set_language(self, language: str) -> None:
         """Fixes the language tag of every prompt, the same that rollout uses. Raises ValueError for an unknown one."""
-        self.prefix = language_prefix(self.config, language)
+        self.codec_prefix = language_prefix(self.config, language)  # PEFT models have a `prefix` of their own
 
     def save_pretrained(self, save_directory: Any, state_dict: dict[str, Tensor] | None = None, **_: Any) -> None:
         """Writes the weights alone, as a trainer's checkpoint needs them: the nested configuration cannot be written
@@ -107,7 +107,7 @@ class CodecPolicy(Qwen3TTSForConditionalGeneration):
         count = len(completion) // self.books
         frames = completion[: count * self.books].view(count, self.books)
         ended = len(completion) > count * self.books
-        text, codec = prefill_rows(self.config, prompt.tolist(), self.prefix)
+        text, codec = prefill_rows(self.config, prompt.tolist(), self.codec_prefix)
         return _Row(text, codec, frames, ended, start + len(prompt))
 
     def _run(self, rows: list[_Row]) -> Tensor:

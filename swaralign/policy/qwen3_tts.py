@@ -77,7 +77,7 @@ class Qwen3TtsVoice:
     def prompt(self, text: str, seed: int) -> Prompt:
         """One row of a rollout: what is fed, the frame budget and the seed of the draws."""
         ids = self.text_ids(text)
-        words, codec = prefill_rows(self.config, ids, self.model.prefix)
+        words, codec = prefill_rows(self.config, ids, self.model.codec_prefix)
         return Prompt(words, codec, self.frame_budget(len(ids)), seed)
 
     def _take(self, frames: Frames, seed: int) -> Take:
