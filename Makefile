@@ -31,13 +31,13 @@ lint: setup
 	$(IN_VENV) mypy
 
 ui: setup
-	exec $(CURDIR)/.venv/bin/python -m flows.serve --port $(PORT)
+	exec "$(CURDIR)/.venv/bin/python" -m flows.serve --port $(PORT)
 
 setup: $(READY)
 
 $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(OLD_PYTHON)")'
-	@echo "Setting up .venv: about four minutes and 7 GB"
+	@echo "Setting up .venv: two to four minutes and 7 GB"
 	rm -f .venv/.ready-*
 	# An environment of another Python, or one that was moved here, is made anew; otherwise it is brought up to date.
 	if [ "$$(.venv/bin/python --version 2>&1)" != "$$($(PYTHON) --version 2>&1)" ] \

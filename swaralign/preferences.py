@@ -76,6 +76,8 @@ def make_pairs(takes: Sequence[Candidate], params: PairsParams) -> tuple[list[di
         elif not top:
             dropped["prompts"]["all_failed"] += 1
         else:
+            if len(top) < k:
+                dropped["pairs"]["failed"] += (k - len(top)) * k  # those that would have chosen a failed take
             pairs = [(chosen, rejected) for chosen in top for rejected in best_first[-k:]]
             reasons = [_why_dropped(chosen.composite - rejected.composite, params) for chosen, rejected in pairs]
             dropped["pairs"].update(reason for reason in reasons if reason)

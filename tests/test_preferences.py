@@ -63,6 +63,12 @@ def test_small_margins_and_ties_are_dropped_by_reason() -> None:
     assert make_pairs(takes(a=[0.5, 0.5]), without_minimum)[1]["pairs"] == {"tie": 1}
 
 
+def test_pairs_that_a_failed_take_would_head_are_counted() -> None:
+    rows, dropped = make_pairs(takes(a=[0.9, "truncated", "truncated", "truncated"]), TWO_BY_TWO)
+    assert numbers(rows) == [("a", 0, 2), ("a", 0, 3)]
+    assert dropped["pairs"] == {"failed": 2}
+
+
 def test_failed_takes_may_only_be_rejected() -> None:
     rows, dropped = make_pairs(takes(a=["truncated", 0.5], b=["truncated", "truncated"], c=[0.0, "truncated"]),
                                BEST_WORST)
