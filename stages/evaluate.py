@@ -39,12 +39,14 @@ def main() -> None:
     if (whole := Path("data") / f"train_{voice}" / "checkpoint").is_dir():  # of grpo.trainable full
         checkpoint, adapter = whole, None
     policy = load_policy(checkpoint, json.loads(SPEAKER.read_text()), params.rollout, runtime, adapter)
+    second = None
+    if wanted.second_asr is not None:
+        second = Transcriber(resolve("second_asr", params.assets), wanted.second_asr, runtime.threads, runtime.device)
     table = evaluate_takes(
         policy, prompts, wanted.samples_per_prompt, wanted.seed, wanted.sampling,
         load_scorer(params, MERGED, every_metric=True), params.rollout.batch_size,
     )
-    if wanted.second_asr is not None:
-        second = Transcriber(resolve("second_asr", params.assets), wanted.second_asr, runtime.threads, runtime.device)
+    if second is not None:
         table = hear_again(table, second, params.reward.text_rule)
     inputs = {"checkpoint": checkpoint, "adapter": adapter, "speaker": SPEAKER, "prompts": PROMPTS}
     write_evaluation(OUT / voice, table, params, inputs)

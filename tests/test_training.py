@@ -64,7 +64,7 @@ def test_a_policy_that_starts_elsewhere_stops_the_run() -> None:
         global_step = 1
 
     check = StartsAtReference({"kl": 1e-5, "rewards/chosen": 1e-4})
-    for key, value in (("kl", 0.2), ("rewards/chosen", -0.2)):
+    for key, value in (("kl", 0.2), ("rewards/chosen", -0.2), ("kl", float("nan"))):
         with pytest.raises(RuntimeError, match=rf"{key} is {value} before the first update, and must be 0"):
             check.on_log(None, State(), None, {key: value})
     check.on_log(None, State(), None, {"kl": 0.0, "rewards/chosen": 0.0})

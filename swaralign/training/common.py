@@ -137,7 +137,7 @@ class StartsAtReference(TrainerCallback):
         if state.global_step != 1 or not logs:
             return
         for key, bound in self.bounds.items():
-            if abs(logs.get(key) or 0.0) > bound:
+            if not abs(logs.get(key) or 0.0) <= bound:  # so that NaN does not pass
                 raise RuntimeError(
                     f"{key} is {logs[key]:.3g} before the first update, and must be 0: the reference is not the start "
                     "policy (does the checkpoint carry a live adapter?)"
