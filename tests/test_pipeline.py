@@ -101,7 +101,8 @@ def test_repro_ends_with_a_comparison(repository: Path) -> None:
     assert "grpo" in text and "3 held-out prompts, 1 takes each" in text
     takes = pq.read_table(repository / "data" / "evaluate" / "grpo" / "scores.parquet")
     assert len(takes) == 3 and takes.column("audio").to_pylist()[0]["bytes"][:4] == b"fLaC"
-    assert "grpo.reward" in dvc(repository, "metrics", "show", "--md") or "reward" in dvc(repository, "metrics", "show")
+    assert "grpo.composite" in dvc(repository, "metrics", "show", "--md")
+    assert (repository / "results" / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_the_curves_can_be_plotted(repository: Path) -> None:
@@ -109,8 +110,10 @@ def test_the_curves_can_be_plotted(repository: Path) -> None:
     done = subprocess.run(command, cwd=repository, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0 and "could not find" not in done.stdout + done.stderr
     page = (repository / "plots" / "index.html").read_text()
-    assert "Reward of the takes that were trained on" in page and "Fixed validation" in page
-    assert '"wer_corpus"' in page and '"kl"' in page
+    for title in ("Fixed validation, composite", "Fixed validation, WER", "DPO, training pairs", "KTO, training takes",
+                  "GRPO, training takes", "Differences to the start policy"):
+        assert title in page
+    assert '"wer_corpus"' in page and '"margin"' in page and '"kl"' in page
     shutil.rmtree(repository / "plots")
 
 
