@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -96,7 +97,9 @@ def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
     repository, port = make_repository(tmp_path / "repository"), two_free_ports()
     command = [sys.executable, "-m", "flows.serve", "--port", str(port)]
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "home")}
-    process = subprocess.Popen(command, cwd=repository, env=env, stdout=subprocess.PIPE, text=True)
+    # Tests that run in the background of a shell ignore Ctrl-C, and so would what they start.
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, cwd=repository, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=listens)
     assert process.stdout is not None
     try:
         assert any(f"The pipeline is at http://{serve.HOST}:{port} " in line for line in process.stdout)
