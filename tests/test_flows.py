@@ -24,13 +24,6 @@ from flows import serve
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("prefect"))
-    yield lab
-    serve.stop(lab.server)
-
-
-@pytest.fixture(scope="module")
 def repository(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The small repository, deployed, with a worker in it."""
     path = make_repository(tmp_path_factory.mktemp("clone") / "repository")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +17,6 @@ import pytest
 from flow_lab import STAGES, Lab, alive, dvc, executed, make_repository, two_free_ports, until
 
 from flows import serve
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("prefect"))
-    yield lab
-    serve.stop(lab.server)
 
 
 @pytest.fixture

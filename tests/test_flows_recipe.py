@@ -12,16 +12,7 @@ from flow_lab import Lab, alive, until
 from prefect.states import Cancelling
 from test_pipeline import copy_repository, edit_params
 
-from flows import serve
-
 GRAPH_S = 900.0
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("prefect"))
-    yield lab
-    serve.stop(lab.server)
 
 
 @pytest.fixture(scope="module")
