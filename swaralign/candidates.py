@@ -7,7 +7,6 @@ goes on with the chunks that are missing, and ends with the bytes of one that wa
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from tqdm import tqdm
 
 from swaralign.artifacts import atomic_folder, content_sha256, sha256_tree, write_json, write_parquet
 from swaralign.evaluation import Draw, features, score_draws
+from swaralign.flags import count_flags
 from swaralign.params import CandidatesParams, SamplingParams
 from swaralign.policy.base import VoicePolicy
-from swaralign.rewards.scorer import FAILURES, FLAGS, TakeScorer
+from swaralign.rewards.scorer import TakeScorer
 from swaralign.seeds import take_seed
 
 log = logging.getLogger(__name__)
@@ -85,15 +85,12 @@ def write_pool(out: Path, pool: pa.Table, inputs: Mapping[str, Any]) -> None:
 
 def describe(pool: pa.Table) -> dict[str, Any]:
     """Counts and means of a pool: takes, prompts, failed takes and takes by flag, composite by temperature."""
-    flags = pool.column("flags").to_pylist()
-    counted = Counter(flag for each in flags for flag in each)
     composite, temperature = (pool.column(name).to_numpy() for name in ("composite", "temperature"))
     means = {str(each): float(composite[temperature == each].mean()) for each in np.unique(temperature)}
     return {
         "takes": len(pool),
         "prompts": len(pool.column("id").unique()),
-        "failed": sum(bool(set(each) & set(FAILURES)) for each in flags),
-        "flags": {flag: counted[flag] for flag in FLAGS},
+        **count_flags(pool.column("flags").to_pylist()),
         "composite_mean": means,
         "content_sha256": content_sha256(pool.drop_columns(["audio"]).to_pylist()),
     }

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from swaralign.flags import FAILURES
+from swaralign.flags import is_failed
 from swaralign.paired import bootstrap_interval, difference, resample_prompts, sign_flip_p, swap_prompts
 from swaralign.params import CompareParams
 
@@ -191,7 +191,7 @@ def _paired(
 def _ratio(takes: pa.Table, name: str, catastrophic_wer: float) -> tuple[np.ndarray, np.ndarray]:
     """What each take adds to a metric's numerator and denominator."""
     ones = np.ones(len(takes))
-    failed = np.array([bool(set(flags) & set(FAILURES)) for flags in takes.column("flags").to_pylist()])
+    failed = np.array([is_failed(flags) for flags in takes.column("flags").to_pylist()])
     if name == "failure_rate":
         return failed.astype(float), ones
     if name == "catastrophic_rate":

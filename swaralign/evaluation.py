@@ -18,9 +18,10 @@ from tqdm import tqdm
 
 from swaralign.artifacts import atomic_folder, content_sha256, sha256_path, write_json, write_parquet
 from swaralign.audio import encode_flac, read_audio
+from swaralign.flags import count_flags, is_failed
 from swaralign.params import Params, SamplingParams
 from swaralign.policy.base import Take, VoicePolicy
-from swaralign.rewards.scorer import FAILURES, FLAGS, Recogniser, TakeScore, TakeScorer
+from swaralign.rewards.scorer import Recogniser, TakeScore, TakeScorer
 from swaralign.rewards.text import Errors, TextRule, corpus_rate, mean_rate, word_errors
 from swaralign.seeds import take_seed
 
@@ -96,7 +97,7 @@ def hear_again(table: pa.Table, recogniser: Recogniser, rule: TextRule) -> pa.Ta
     It hears the audio as it is kept. A failed take is not heard: no transcript, every word deleted.
     """
     rows = table.select(["text", "flags", "audio"]).to_pylist()
-    heard = [row["audio"] is not None and not set(row["flags"]) & set(FAILURES) for row in rows]
+    heard = [row["audio"] is not None and not is_failed(row["flags"]) for row in rows]
     clips = [read_audio(row["audio"]["bytes"]) for row, wanted in zip(rows, heard, strict=True) if wanted]
     rates = {rate for _, rate in clips}
     texts = iter(recogniser.transcribe([wave for wave, _ in clips], rates.pop()) if clips else [])
@@ -156,8 +157,7 @@ def summarise(table: pa.Table) -> dict[str, Any]:
         **_rates(columns, "cer"),
         "mos": _mean(columns["mos"]),
         "speaker_similarity": _mean(columns["speaker_similarity"]),
-        "failed": sum(bool(set(flags) & set(FAILURES)) for flags in columns["flags"]),
-        "flags": {flag: sum(flag in flags for flags in columns["flags"]) for flag in FLAGS},
+        **count_flags(columns["flags"]),
         "duration_s": float(np.mean(columns["duration_s"])),
     }
 

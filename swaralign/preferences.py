@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swaralign.artifacts import atomic_folder, sha256_file, sha256_tree, write_json, write_parquet
-from swaralign.flags import FAILURES
+from swaralign.flags import is_failed
 from swaralign.params import LabelsParams, PairsParams, PreferencesParams
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Candidate:
 def read_candidates(pool: pa.Table) -> list[Candidate]:
     """The takes of a pool, in its order; the columns `POOL_COLUMNS` are read, the audio is not."""
     return [
-        Candidate(row=index, failed=bool(set(take.pop("flags")) & set(FAILURES)), **take)
+        Candidate(row=index, failed=is_failed(take.pop("flags")), **take)
         for index, take in enumerate(pool.select(POOL_COLUMNS).to_pylist())
     ]
 

@@ -16,8 +16,9 @@ from datasets import Audio, load_dataset
 from swaralign.artifacts import sha256_file
 from swaralign.audio import read_audio
 from swaralign.evaluation import evaluate_takes, read_prompts, summarise, write_evaluation
+from swaralign.flags import FLAGS
 from swaralign.params import SamplingParams, WeightsParams
-from swaralign.rewards.scorer import FLAGS, Scorer
+from swaralign.rewards.scorer import Scorer
 from swaralign.seeds import take_seed
 from tests.speech import RATE_HZ, Playback, clips, demo_params, transcriber
 

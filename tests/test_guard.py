@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from swaralign.flags import GUARD_REASONS
 from swaralign.params import GuardParams
-from swaralign.rewards.guard import GUARD_REASONS, guard, rms_dbfs
+from swaralign.rewards.guard import guard, rms_dbfs
 
 RATE_HZ = 1000
 PARAMS = GuardParams(min_duration_s=0.2, min_rms_dbfs=-40.0)

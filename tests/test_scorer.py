@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swaralign.flags import FAILURES, FLAGS
 from swaralign.params import RewardParams, WeightsParams
-from swaralign.rewards.scorer import FAILURES, FLAGS, Scorer, TakeScore
+from swaralign.rewards.scorer import Scorer, TakeScore
 from tests.speech import demo_params
 
 RATE_HZ = 1000

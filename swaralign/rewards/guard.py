@@ -6,13 +6,11 @@ import math
 
 import numpy as np
 
-from swaralign.flags import FAILURES as FAILURES
-from swaralign.flags import GUARD_REASONS as GUARD_REASONS
 from swaralign.params import GuardParams
 
 
 def guard(wave: np.ndarray, sample_rate_hz: int, params: GuardParams, window_s: float) -> str | None:
-    """Why a (samples,) wave in [-1, 1] is a failed take, one of `GUARD_REASONS` in that order; None if it is fine.
+    """Why a (samples,) wave in [-1, 1] is a failed take, one of `flags.GUARD_REASONS` in that order; None if it is fine.
 
     `window_s`: what the ASR hears at once, in seconds; a longer take is refused, never cut.
     """

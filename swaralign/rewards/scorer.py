@@ -15,8 +15,7 @@ import torch
 
 from swaralign.assets import resolve, resolve_file
 from swaralign.audio import read_audio
-from swaralign.flags import FAILURES as FAILURES
-from swaralign.flags import FLAGS as FLAGS
+from swaralign.flags import is_failed
 from swaralign.params import Params, RewardParams
 from swaralign.rewards.asr import Transcriber, repeats
 from swaralign.rewards.composite import WORST, composite
@@ -70,7 +69,7 @@ class TakeScore:
 
     @property
     def failed(self) -> bool:
-        return any(flag in FAILURES for flag in self.flags)
+        return is_failed(self.flags)
 
 
 class TakeScorer(Protocol):
