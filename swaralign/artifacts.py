@@ -31,9 +31,13 @@ def sha256_file(path: str | Path) -> str:
 
 
 def sha256_tree(folder: str | Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, keyed by its POSIX path relative to the folder, sorted."""
+    """SHA-256 of every file below a folder, keyed by its POSIX path relative to the folder, sorted.
+
+    `__pycache__` is left out, as .dvcignore leaves it out: what Python keeps there bears the time stamps of the source.
+    """
     root = Path(folder)
-    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    paths = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    files = sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
     return {name: sha256_file(root / name) for name in files}
 
 

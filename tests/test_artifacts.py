@@ -47,10 +47,12 @@ def test_not_a_number_has_no_hash() -> None:
         artifacts.content_sha256([{"snr": float("nan")}])
 
 
-def test_sha256_tree_lists_every_file_sorted(tmp_path: Path) -> None:
+def test_sha256_tree_lists_every_file_sorted_but_what_python_compiled(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c.txt").write_bytes(b"two")
     (tmp_path / "z.txt").write_bytes(b"one")
+    (tmp_path / "b" / "__pycache__").mkdir()
+    (tmp_path / "b" / "__pycache__" / "c.cpython-311.pyc").write_bytes(b"compiled at some time")
     assert list(artifacts.sha256_tree(tmp_path).items()) == [
         ("b/c.txt", hashlib.sha256(b"two").hexdigest()),
         ("z.txt", hashlib.sha256(b"one").hexdigest()),

@@ -105,8 +105,7 @@ def test_tracked_params_exist() -> None:
 def test_deps_are_the_imported_files(name: str) -> None:
     stage, _ = graph()[name]
     module, _, _ = name.partition("@")
-    listed = {path for path in code_deps(stage) if path.endswith(".py")}
-    assert listed == imported_files(ROOT / "stages" / f"{module}.py")
+    assert code_deps(stage) == imported_files(ROOT / "stages" / f"{module}.py")
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))
@@ -140,10 +139,12 @@ def test_nothing_imports_upwards(floor: str) -> None:
             assert module.partition(".")[0] not in above, f"{path.relative_to(ROOT)} imports {module}"
 
 
-def code_deps(stage: PipelineStage) -> list[str]:
-    """Repository-relative paths of a stage's deps, params left out."""
+def code_deps(stage: PipelineStage) -> set[str]:
+    """Repository-relative paths of our own Python files among a stage's deps; of a folder, those in it."""
     paths = [Path(dep.fs_path) for dep in stage.deps if not isinstance(dep, ParamsDependency)]
-    return [path.relative_to(ROOT).as_posix() for path in paths]
+    ours = [path for path in paths if path.relative_to(ROOT).parts[0] in FLOORS]
+    files = [file for path in ours for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    return {file.relative_to(ROOT).as_posix() for file in files if file.suffix == ".py"}
 
 
 def imported_files(entry: Path) -> set[str]:
@@ -171,7 +172,10 @@ def module_files(module: str) -> list[Path]:
     base = ROOT.joinpath(*module.split("."))
     if module.partition(".")[0] not in FLOORS:
         return []
-    return [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+    found, around = ([path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()]
+                     for place in (base, base.parent))
+    assert found or around, f"{module} is imported, but no file has it"
+    return found
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -23,7 +23,7 @@ def test_a_fault_of_the_input_ends_a_stage_with_its_message(tmp_path: Path, root
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: params.yaml does not exist; `cp recipes/demo.yaml params.yaml` makes one")
-    assert "(raised by load_params in params.py, line " in ended.stderr
+    assert "(raised by load_params in load.py, line " in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
