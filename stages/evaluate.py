@@ -23,7 +23,8 @@ from swaralign.rewards.scorer import load_scorer
 
 TRAINED = ("dpo", "kto", "grpo")
 MERGED, SPEAKER = Path("data/merge/checkpoint"), Path("data/speaker/embedding.json")
-PROMPTS, OUT = Path("data/split/validation.parquet"), Path("data/evaluate")
+ASSETS, PROMPTS = Path("data/assets.json"), Path("data/split/validation.parquet")
+OUT = Path("data/evaluate")
 
 
 def main() -> None:
@@ -41,7 +42,8 @@ def main() -> None:
     policy = load_policy(checkpoint, json.loads(SPEAKER.read_text()), params.rollout, runtime, adapter)
     second = None
     if wanted.second_asr is not None:
-        second = Transcriber(resolve("second_asr", params.assets), wanted.second_asr, runtime.threads, runtime.device)
+        second = Transcriber(resolve("second_asr", params.assets), wanted.second_asr, runtime.threads, runtime.device,
+                             "evaluate.second_asr")
     table = evaluate_takes(
         policy, prompts, wanted.samples_per_prompt, wanted.seed, wanted.sampling,
         load_scorer(params, MERGED, every_metric=True), params.rollout.batch_size,
@@ -49,7 +51,7 @@ def main() -> None:
     if second is not None:
         table = hear_again(table, second, params.reward.text_rule)
     inputs = {"checkpoint": checkpoint, "adapter": adapter, "speaker": SPEAKER, "prompts": PROMPTS}
-    write_evaluation(OUT / voice, table, params, inputs)
+    write_evaluation(OUT / voice, table, params, json.loads(ASSETS.read_text()), inputs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from datasets import Features, List, Value
 from tqdm import tqdm
 
 from swaralign.artifacts import atomic_folder, content_sha256, sha256_tree, write_json, write_parquet
-from swaralign.evaluation import Draw, features, score_draws
+from swaralign.evaluation import Draw, Scored, features, score_batches
 from swaralign.flags import count_flags
 from swaralign.params import CandidatesParams, SamplingParams
 from swaralign.policy.base import VoicePolicy
@@ -55,14 +55,16 @@ def build_pool(
     scorer.check(prompts)
     chunks = plan_chunks(prompts, params)
     paths = [folder / f"chunk-{index:05d}.parquet" for index in range(len(chunks))]
-    ready = sum(len(draws) for (_, draws), path in zip(chunks, paths, strict=True) if path.is_file())
-    if ready:
-        log.info("resuming: %d takes are there already", ready)
-    with tqdm(total=sum(len(draws) for _, draws in chunks), initial=ready, desc="candidates", unit="take") as bar:
-        for chunk, path in zip(chunks, paths, strict=True):
-            if not path.is_file():
-                write_parquet(path, _score_chunk(policy, chunk, scorer, params))
-                bar.update(len(chunk[1]))
+    missing = {path: chunk for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()}
+    total, left = (sum(len(draws) for _, draws in each) for each in (chunks, missing.values()))
+    if left < total:
+        log.info("resuming: %d takes are there already", total - left)
+    batches = [(draws, SamplingParams(temperature=temperature, top_k=params.top_k, top_p=params.top_p))
+               for temperature, draws in missing.values()]
+    with tqdm(total=total, initial=total - left, desc="candidates", unit="take") as bar:
+        for path, scored in zip(missing, score_batches(policy, batches, scorer), strict=True):
+            write_parquet(path, _table(scored, missing[path][0], policy.sample_rate_hz))
+            bar.update(len(scored))
     order = {prompt["id"]: index for index, prompt in enumerate(prompts)}
     pool = pa.concat_tables([pq.read_table(path) for path in paths])
     positions = [order[prompt_id] for prompt_id in pool.column("id").to_pylist()]
@@ -96,9 +98,6 @@ def describe(pool: pa.Table) -> dict[str, Any]:
     }
 
 
-def _score_chunk(policy: VoicePolicy, chunk: Chunk, scorer: TakeScorer, params: CandidatesParams) -> pa.Table:
-    temperature, draws = chunk
-    sampling = SamplingParams(temperature=temperature, top_k=params.top_k, top_p=params.top_p)
-    rows = [row | {"temperature": temperature, "completion_ids": take.completion_ids.tolist()}
-            for row, take in score_draws(policy, draws, sampling, scorer)]
-    return pa.Table.from_pylist(rows, schema=pool_features(policy.sample_rate_hz).arrow_schema)
+def _table(scored: Sequence[Scored], temperature: float, sample_rate_hz: int) -> pa.Table:
+    rows = [row | {"temperature": temperature, "completion_ids": take.completion_ids.tolist()} for row, take in scored]
+    return pa.Table.from_pylist(rows, schema=pool_features(sample_rate_hz).arrow_schema)

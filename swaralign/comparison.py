@@ -82,8 +82,9 @@ def evaluated(folder: Path) -> list[str]:
 
 
 def check_comparable(one: str, first: Evaluation, other: str, second: Evaluation) -> None:
-    """Raise ValueError, naming the first mismatch, unless both have the same settings, prompts, draws and seeds."""
-    mine, theirs = (dict(_leaves(evaluation.summary["settings"])) for evaluation in (first, second))
+    """Raise ValueError, naming the first mismatch, unless both have the same settings, speaker, prompts and draws."""
+    mine, theirs = (dict(_leaves({**each.summary["settings"], "the speaker": each.summary["inputs"]["speaker"]}))
+                    for each in (first, second))
     for key in sorted(mine | theirs):
         if mine.get(key) != theirs.get(key):
             raise _mismatch(one, other, f"{key} is {mine.get(key)!r} and {theirs.get(key)!r}")

@@ -5,7 +5,8 @@ Fixed validation during training and the evaluation of finished voices are the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from swaralign.seeds import take_seed
 
 SCORES, SUMMARY = "scores.parquet", "summary.json"
 SETTINGS = ("rollout", "reward", "evaluate")  # sections of the params that a score depends on
+JUDGES = ("asr", "second_asr", "mos", "speaker_encoder", "reference")  # and the files
 _REAL, _COUNT, _STRING = Value("float64"), Value("int64"), Value("string")
 SECOND = {"second_transcript": _STRING, "second_wer": _REAL, "second_wer_edits": _COUNT, "second_wer_length": _COUNT}
 
@@ -38,7 +40,8 @@ def read_prompts(path: Path, count: int | None = None) -> list[dict[str, str]]:
     """
     rows = pq.read_table(path, columns=["extra_info"]).column("extra_info").to_pylist()
     if count is not None and len(rows) < count:
-        raise ValueError(f"{path} holds {len(rows)} prompts, {count} are wanted; raise split.held_out or ask for fewer")
+        raise ValueError(f"{path} holds {len(rows)} prompts, but {count} are wanted; ask for fewer, or have the split "
+                         "keep more")
     return [{"id": row["id"], "text": row["text"]} for row in rows[:count]]
 
 
@@ -61,11 +64,11 @@ def evaluate_takes(
             for prompt in prompts for draw in range(draws)]
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(plan), desc="evaluate", unit="take", leave=False) as bar:
-        for start in range(0, len(plan), batch_size):
-            batch = plan[start : start + batch_size]
-            rows += [row for row, _ in score_draws(policy, batch, sampling, scorer)]
+        batches = [(plan[start : start + batch_size], sampling) for start in range(0, len(plan), batch_size)]
+        for scored in score_batches(policy, batches, scorer):
+            rows += [row for row, _ in scored]
             bar.set_postfix(composite=f"{np.mean([row['composite'] for row in rows]):.3f}", refresh=False)
-            bar.update(len(batch))
+            bar.update(len(scored))
     return pa.Table.from_pylist(rows, schema=features(policy.sample_rate_hz).arrow_schema)
 
 
@@ -79,16 +82,45 @@ class Draw:
     seed: int
 
 
-def score_draws(
-    policy: VoicePolicy, draws: Sequence[Draw], sampling: SamplingParams, scorer: TakeScorer
-) -> list[tuple[dict[str, Any], Take]]:
-    """Samples, decodes and scores one batch of draws: each one's row in the columns of `features`, and its take."""
-    texts = [draw.text for draw in draws]
-    takes = policy.rollout(texts, [draw.seed for draw in draws], sampling)
-    waves = policy.decode(takes)
-    scores = scorer.score(waves, texts, [take.truncated for take in takes], policy.sample_rate_hz)
-    return [(_row(draw, take, wave, policy.sample_rate_hz, score), take)
-            for draw, take, wave, score in zip(draws, takes, waves, scores, strict=True)]
+Sampled = tuple[Sequence[Draw], Sequence[Take], Sequence[np.ndarray]]  # draws, their takes, those as waves
+Scored = tuple[dict[str, Any], Take]  # a take's row in the columns of `features`, and the take
+
+
+def score_batches(
+    policy: VoicePolicy, batches: Iterable[tuple[Sequence[Draw], SamplingParams]], scorer: TakeScorer
+) -> Iterator[list[Scored]]:
+    """Samples, decodes and scores batches of draws, in order: of each draw its row and its take.
+
+    Where the scoring costs this machine nothing, the next batch is sampled meanwhile.
+    """
+    def score(sampled: Sampled) -> list[Scored]:
+        draws, takes, waves = sampled
+        scores = scorer.score(
+            waves, [draw.text for draw in draws], [take.truncated for take in takes], policy.sample_rate_hz
+        )
+        return [(_row(draw, take, wave, policy.sample_rate_hz, score), take)
+                for draw, take, wave, score in zip(draws, takes, waves, scores, strict=True)]
+
+    sampled = (_sample(policy, draws, sampling) for draws, sampling in batches)
+    return (_map_ahead if scorer.elsewhere else map)(score, sampled)
+
+
+def _sample(policy: VoicePolicy, draws: Sequence[Draw], sampling: SamplingParams) -> Sampled:
+    takes = policy.rollout([draw.text for draw in draws], [draw.seed for draw in draws], sampling)
+    return draws, takes, policy.decode(takes)
+
+
+def _map_ahead(function: Callable[[Sampled], list[Scored]], items: Iterable[Sampled]) -> Iterator[list[Scored]]:
+    """Like `map`, but `function` runs in a thread while the next item is being made."""
+    with ThreadPoolExecutor(1) as thread:
+        waiting: Future[list[Scored]] | None = None
+        for item in items:
+            following = thread.submit(function, item)
+            if waiting:
+                yield waiting.result()
+            waiting = following
+        if waiting:
+            yield waiting.result()
 
 
 def hear_again(table: pa.Table, recogniser: Recogniser, rule: TextRule) -> pa.Table:
@@ -162,15 +194,19 @@ def summarise(table: pa.Table) -> dict[str, Any]:
     }
 
 
-def write_evaluation(out: Path, table: pa.Table, params: Params, inputs: Mapping[str, Path | None]) -> None:
+def write_evaluation(
+    out: Path, table: pa.Table, params: Params, assets: Mapping[str, Any], inputs: Mapping[str, Path | None]
+) -> None:
     """Write scores.parquet and summary.json into the folder `out`, atomically.
 
-    The summary holds the params that scores depend on (voices evaluated under others cannot be compared) and the
-    hashes of `inputs`, the files and folders that made the takes (None where a voice has none).
+    The summary holds what scores depend on, params and the pinned files of `assets` that judge (voices evaluated under
+    others cannot be compared), and the hashes of `inputs`, the files and folders that made the takes (None where a
+    voice has none).
     """
+    judges = {name: assets[name]["files"] for name in JUDGES if name in assets}
     summary = summarise(table) | {
         "scores_sha256": content_sha256(table.drop_columns(["audio"]).to_pylist()),
-        "settings": {name: getattr(params, name).model_dump() for name in SETTINGS},
+        "settings": {**{name: getattr(params, name).model_dump() for name in SETTINGS}, "assets": judges},
         "inputs": {name: sha256_path(path) if path else None for name, path in inputs.items()},
     }
     with atomic_folder(out) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -30,5 +31,7 @@ def _muted() -> Iterator[None]:
 
 with _muted():
     from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
+
+logging.getLogger("qwen_tts").setLevel(logging.WARNING)  # it remarks on every configuration that it reads
 
 __all__ = ["Qwen3TTSForConditionalGeneration"]

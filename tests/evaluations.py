@@ -28,7 +28,8 @@ SPOILT = {"base": 0.9, "sft": 0.4, "dpo": 0.35, "kto": 0.3, "grpo": 0.2}  # shar
 def settings() -> dict[str, Any]:
     """What `evaluate` writes of the demo recipe's params."""
     params = load_params(Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml")
-    return {name: getattr(params, name).model_dump() for name in ("rollout", "reward", "evaluate")}
+    sections = {name: getattr(params, name).model_dump() for name in ("rollout", "reward", "evaluate")}
+    return {**sections, "assets": {"asr": {"model.bin": "ab12"}}}
 
 
 def take(prompt: int, draw: int, text: str, transcript: str | None, voice: str = "sft") -> dict[str, Any]:
@@ -54,9 +55,12 @@ def tone(voice: str) -> bytes:
     return encode_flac((0.2 * wave).astype(np.float32), RATE_HZ)
 
 
-def evaluation(rows: list[dict[str, Any]], changed: dict[str, Any] | None = None) -> Evaluation:
+def evaluation(
+    rows: list[dict[str, Any]], changed: dict[str, Any] | None = None, speaker: str = "5eed"
+) -> Evaluation:
     """An evaluation of takes, with their audio."""
-    return Evaluation(pa.Table.from_pylist(rows, schema=SCHEMA), {"settings": changed or settings()})
+    summary = {"settings": changed or settings(), "inputs": {"speaker": speaker}}
+    return Evaluation(pa.Table.from_pylist(rows, schema=SCHEMA), summary)
 
 
 def tiny() -> dict[str, Evaluation]:

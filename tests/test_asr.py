@@ -10,7 +10,7 @@ import pytest
 from faster_whisper import WhisperModel
 
 from swaralign.audio import resample
-from swaralign.rewards.asr import Transcriber, repeats
+from swaralign.rewards.asr import Transcriber, load_cublas, repeats
 from swaralign.rewards.text import corpus_rate, word_errors
 from tests.speech import RATE_HZ, asr_folder, clips, demo_params, transcriber
 
@@ -88,6 +88,11 @@ def test_missing_model_is_named(tmp_path: Path) -> None:
         shutil.copy(asr_folder() / name, tmp_path)
     with pytest.raises(ValueError, match=r"lacks model\.bin in"):
         Transcriber(tmp_path, demo_params().reward.asr, 1, "cpu")
+
+
+def test_a_gpu_without_its_cublas_is_told_what_to_install() -> None:
+    with pytest.raises(ValueError, match=r"needs libcublasLt\.so\.12, found none .*; `pip install nvidia-cublas-cu12`"):
+        load_cublas()
 
 
 def test_impossible_arithmetic_is_refused() -> None:

@@ -292,7 +292,10 @@ MISMATCHES = [
     (spoil({"text": "a c"}), "text of row 2 is 'a b' and 'a c'"),
     (evaluation(tiny()["sft"].takes.to_pylist()[:3]), "they have 4 and 3 takes"),
     (with_setting("float32"), "reward.asr.compute_type is 'int8' and 'float32'"),
-    (evaluation(tiny()["sft"].takes.to_pylist(), {"evaluate": {}}), "evaluate.prompts is 50 and None"),
+    (evaluation(tiny()["sft"].takes.to_pylist(), settings() | {"assets": {"asr": {"model.bin": "cd34"}}}),
+     "assets.asr.model.bin is 'ab12' and 'cd34'"),
+    (evaluation(tiny()["sft"].takes.to_pylist(), speaker="other"), "the speaker is '5eed' and 'other'"),
+    (evaluation(tiny()["sft"].takes.to_pylist(), settings() | {"evaluate": {}}), "evaluate.prompts is 50 and None"),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from swaralign.audio import read_audio
 from swaralign.evaluation import evaluate_takes, read_prompts, summarise, write_evaluation
 from swaralign.flags import FLAGS
 from swaralign.params import SamplingParams, WeightsParams
-from swaralign.rewards.scorer import Scorer
+from swaralign.policy.base import Take
+from swaralign.rewards.scorer import Scorer, TakeScore
+from swaralign.scoring.client import ScorerError
 from swaralign.seeds import take_seed
 from tests.speech import RATE_HZ, Playback, clips, demo_params, transcriber
 
+ERRORS_ALONE = WeightsParams(error_rate=1.0, mos=0.0, speaker_similarity=0.0)
 SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
 FAILING = {
     "a quiet mouse": np.zeros(RATE_HZ, np.float32),
@@ -42,8 +46,7 @@ def prompts() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    weights = WeightsParams(error_rate=1.0, mos=0.0, speaker_similarity=0.0)
-    return Scorer(demo_params().reward.model_copy(update={"weights": weights}), transcriber())
+    return Scorer(demo_params().reward.model_copy(update={"weights": ERRORS_ALONE}), transcriber())
 
 
 def evaluate(scorer: Scorer, playback: Playback, **changes: Any) -> pa.Table:
@@ -68,6 +71,39 @@ def test_the_voice_is_asked_for_those_draws(scorer: Scorer) -> None:
     playback = voice()
     rows = evaluate(scorer, playback, batch_size=5).to_pylist()
     assert playback.asked == [(row["text"], row["seed"]) for row in rows]
+
+
+class Elsewhere(Scorer):
+    """A scorer that takes no processor of this machine; it answers once `ready` is set."""
+
+    elsewhere = True
+    ready = threading.Event()
+
+    def score(self, *takes: Any) -> list[TakeScore]:
+        if not self.ready.wait(60):
+            raise TimeoutError("nothing was sampled meanwhile")
+        return super().score(*takes)
+
+
+def test_the_next_batch_is_sampled_while_a_scorer_elsewhere_is_asked(table: pa.Table) -> None:
+    class Ahead(Playback):
+        def rollout(self, *wanted: Any) -> list[Take]:
+            if self.asked:
+                Elsewhere.ready.set()
+            return super().rollout(*wanted)
+
+    scorer = Elsewhere(demo_params().reward.model_copy(update={"weights": ERRORS_ALONE}), transcriber())
+    ahead = Ahead(voice().waves, voice().truncated)
+    assert evaluate(scorer, ahead, batch_size=5).equals(table)
+
+
+def test_what_stops_a_scorer_elsewhere_stops_the_evaluation() -> None:
+    class Down(Elsewhere):
+        def score(self, *takes: Any) -> list[TakeScore]:
+            raise ScorerError("no scorer is left")
+
+    with pytest.raises(ScorerError, match="no scorer is left"):
+        evaluate(Down(demo_params().reward, transcriber()), voice(), batch_size=5)
 
 
 def test_spoken_takes_are_scored(table: pa.Table) -> None:
@@ -122,7 +158,8 @@ def write(out: Path, table: pa.Table, tmp_path: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     (folder / "weights").write_bytes(b"w")
     inputs = {"checkpoint": folder, "adapter": None, "prompts": folder / "weights"}
-    write_evaluation(out, table, demo_params(), inputs)
+    assets = {"base": {"files": {"weights": "0"}}, "asr": {"source": "package", "files": {"model.bin": "1"}}}
+    write_evaluation(out, table, demo_params(), assets, inputs)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
 
@@ -133,6 +170,7 @@ def test_summary_holds_what_the_scores_depend_on(table: pa.Table, tmp_path: Path
     assert summary["inputs"] == {"checkpoint": {"weights": sha}, "adapter": None, "prompts": sha}
     assert summary["settings"]["reward"]["asr"]["compute_type"] == "int8"
     assert summary["settings"]["evaluate"]["seed"] == demo_params().evaluate.seed
+    assert summary["settings"]["assets"] == {"asr": {"model.bin": "1"}}
     rows = [{key: value for key, value in row.items() if key != "audio"} for row in table.to_pylist()]
     text = json.dumps(rows, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert summary["scores_sha256"] == hashlib.sha256(text.encode()).hexdigest()
@@ -170,5 +208,5 @@ def test_first_prompts_are_read_in_order(tmp_path: Path) -> None:
 
 def test_too_few_prompts_are_refused(tmp_path: Path) -> None:
     split = write_split(tmp_path / "validation.parquet", 3)
-    with pytest.raises(ValueError, match=r"validation\.parquet holds 3 prompts, 4 are wanted; raise split\.held_out"):
+    with pytest.raises(ValueError, match=r"validation\.parquet holds 3 prompts, but 4 are wanted; ask for fewer"):
         read_prompts(split, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from swaralign.rewards.mos import DistillMos, load_mos
 from swaralign.rewards.scorer import Scorer, load_scorer
 from swaralign.rewards.similarity import Encoder, SpeakerSimilarity, load_encoder
 from swaralign.speaker import extract
+from tests.scoring import Scripted, http
 from tests.speech import RATE_HZ, ROOT, clips, demo_params, transcriber
 
 PUBLISHED = WeightsParams(error_rate=0.6, mos=0.4, speaker_similarity=0.3)
@@ -161,6 +163,29 @@ def test_one_call_without_a_reference_leaves_the_similarity_out() -> None:
     assert found["speaker_similarity"] is None
     two = WeightsParams(error_rate=0.6, mos=0.4, speaker_similarity=0.0)
     assert found["composite"] == composite(found["cer"], found["mos"], None, two)
+
+
+def test_one_call_reads_the_params_as_they_are_now(tmp_path: Path) -> None:
+    text, wave = clips(1)[0]
+    path = tmp_path / "params.yaml"
+    found = []
+    for engine in ("distillmos", "none"):
+        path.write_text(RECIPE.read_text().replace("engine: distillmos", f"engine: {engine}")
+                        .replace("mos: 0.4", "mos: 0.0"))
+        found.append(score(wave, text, RATE_HZ, params=path, root=ROOT)["mos"])
+    assert found[0] is not None and found[1] is None
+
+
+def test_one_call_asks_a_scorer_of_kind_http(tmp_path: Path) -> None:
+    text, wave = clips(1)[0]
+    path = tmp_path / "params.yaml"
+    with Scripted(http(200, b'{"score": 0.25, "asr_text": "red cars"}')) as server:
+        text_of = RECIPE.read_text().replace("kind: local", "kind: http")
+        path.write_text(text_of.replace("http://127.0.0.1:18080", server.url))
+        found = score(wave, text, RATE_HZ, params=path, root=ROOT)
+        with pytest.raises(ValueError, match="has a reference of its own; leave reference_audio out"):
+            score(wave, text, RATE_HZ, params=path, root=ROOT, reference_audio=wave)
+    assert (found["composite"], found["transcript"], len(server.requests)) == (0.25, "red cars", 1)
 
 
 def test_one_call_refuses_two_channels() -> None:

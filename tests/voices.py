@@ -25,6 +25,8 @@ PROMPTS = [{"id": f"p{index}", "text": text} for index, text in enumerate(TEXTS)
 class LengthScorer:
     """A reward that is easy to learn and costs nothing: the longer the take, the better, up to `full_s` seconds."""
 
+    elsewhere = False
+
     def __init__(self, full_s: float = 4.0) -> None:
         self.full_s = full_s
 

@@ -9,6 +9,8 @@ since a decoding step costs nearly the same for eight takes as for one.
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import math
 import os
 import re
@@ -37,15 +39,18 @@ class Transcriber:
         window_s: the longest take in seconds.
     """
 
-    def __init__(self, model_dir: Path, params: AsrParams, threads: int, device: str) -> None:
+    def __init__(
+        self, model_dir: Path, params: AsrParams, threads: int, device: str, key: str = "reward.asr"
+    ) -> None:
         """Load a CTranslate2 Whisper from a folder; `threads` batches are worked on at once on a CPU.
 
-        Raises ValueError if a model file is missing, or the device or the model cannot do what the params ask.
+        `key`: where its params stand, for messages. Raises ValueError if a model file is missing, or the device or the
+        model cannot do what the params ask.
         """
-        _check(model_dir, params, device)
+        _check(model_dir, params, device, key)
         workers = threads if device == "cpu" else 1
         self.window_s = params.window_s
-        self._params = params
+        self._params, self._key = params, key
         self._workers = workers
         self._encode_batch = 1 if device == "cpu" else params.batch_size
         self._whisper = WhisperModel(
@@ -60,7 +65,7 @@ class Transcriber:
         multilingual = self._whisper.model.is_multilingual
         if params.language not in self._whisper.supported_languages:
             known = ", ".join(self._whisper.supported_languages)
-            raise ValueError(f"reward.asr.language is {params.language!r}; the Whisper in {model_dir} knows {known}")
+            raise ValueError(f"{key}.language is {params.language!r}; the Whisper in {model_dir} knows {known}")
         self._tokenizer = Tokenizer(self._whisper.hf_tokenizer, multilingual, "transcribe", params.language)
         self._prompt = self._whisper.get_prompt(self._tokenizer, [], without_timestamps=True)
         self._suppressed = get_suppressed_tokens(self._tokenizer, [-1])
@@ -70,7 +75,7 @@ class Transcriber:
         for index, wave in enumerate(waves):
             if len(wave) > self.window_s * sample_rate_hz:
                 raise ValueError(
-                    f"wave {index} lasts {len(wave) / sample_rate_hz:.2f} s, longer than reward.asr.window_s "
+                    f"wave {index} lasts {len(wave) / sample_rate_hz:.2f} s, longer than {self._key}.window_s "
                     f"{self.window_s}; raise that, or lower rollout.max_frames"
                 )
         size = _batch_size(len(waves), self._params.batch_size, self._workers)
@@ -116,19 +121,38 @@ def repeats(transcript: str) -> bool:
     return get_compression_ratio(transcript) > MAX_COMPRESSION_RATIO or bool(_LOOP.search(transcript.lower()))
 
 
-def _check(model_dir: Path, params: AsrParams, device: str) -> None:
+def load_cublas() -> None:
+    """Load the cuBLAS of CUDA 12, which CTranslate2 asks for by name when it first needs it.
+
+    PyTorch brings another version, and the package nvidia-cublas-cu12 keeps its own off the loader's path. Raises
+    ValueError if there is none.
+    """
+    package = importlib.util.find_spec("nvidia.cublas") if importlib.util.find_spec("nvidia") else None
+    folders = package.submodule_search_locations if package else None
+    for name in ("libcublasLt.so.12", "libcublas.so.12"):
+        installed = [path for folder in folders or () if (path := Path(folder) / "lib" / name).is_file()]
+        try:
+            ctypes.CDLL(str(installed[0]) if installed else name, ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise ValueError(f"runtime.device is cuda, for which faster-whisper needs {name}, found none ({error}); "
+                             "`pip install nvidia-cublas-cu12` brings it") from None
+
+
+def _check(model_dir: Path, params: AsrParams, device: str, key: str) -> None:
     missing = [name for name in MODEL_FILES if not (model_dir / name).is_file()]
     if missing:
         raise ValueError(
-            f"the scorer's Whisper lacks {', '.join(missing)} in {model_dir}; install the packages, or put the files "
-            "there, that assets.asr names (a CTranslate2 conversion such as Systran/faster-whisper-base)"
+            f"the Whisper of {key} lacks {', '.join(missing)} in {model_dir}; install the packages, or put the files "
+            "there, that its asset names (a CTranslate2 conversion such as Systran/faster-whisper-base)"
         )
     if device == "cuda" and not ctranslate2.get_cuda_device_count():
         raise ValueError("runtime.device is cuda, but CTranslate2 finds no CUDA device; set it to cpu")
+    if device == "cuda":
+        load_cublas()
     able = ctranslate2.get_supported_compute_types(device)
     if params.compute_type not in able:
         raise ValueError(
-            f"reward.asr.compute_type is {params.compute_type!r}; the {device} here can do {', '.join(sorted(able))}"
+            f"{key}.compute_type is {params.compute_type!r}; the {device} here can do {', '.join(sorted(able))}"
         )
 
 

@@ -10,7 +10,7 @@ from swaralign.params import GuardParams
 
 
 def guard(wave: np.ndarray, sample_rate_hz: int, params: GuardParams, window_s: float) -> str | None:
-    """Why a (samples,) wave in [-1, 1] is a failed take, one of `flags.GUARD_REASONS` in that order; None if it is fine.
+    """Why a (samples,) wave in [-1, 1] is a failed take, the first of `flags.GUARD_REASONS` that holds; None if none.
 
     `window_s`: what the ASR hears at once, in seconds; a longer take is refused, never cut.
     """

@@ -73,7 +73,12 @@ class TakeScore:
 
 
 class TakeScorer(Protocol):
-    """Whoever decides what takes are worth."""
+    """Whoever decides what takes are worth.
+
+    `elsewhere`: scoring does not take this machine's processors, so the next takes may be sampled meanwhile.
+    """
+
+    elsewhere: bool
 
     def check(self, prompts: Iterable[Mapping[str, str]]) -> None:
         """Raises ValueError for the first prompt {"id", "text"} that cannot be scored, by its id."""
@@ -91,6 +96,8 @@ class Scorer:
 
     Without a recogniser there are no error rates, which must then weigh 0.
     """
+
+    elsewhere = False
 
     def __init__(
         self,

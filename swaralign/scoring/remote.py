@@ -21,6 +21,8 @@ from swaralign.scoring.messages import AudioTake, ScoreReply
 class RemoteScorer:
     """Scores takes through a client."""
 
+    elsewhere = True
+
     def __init__(self, params: RewardParams, client: ScorerClient) -> None:
         self._params, self._client = params, client
         self._numbers = count()
