@@ -80,6 +80,19 @@ def write_codec(folder: Path, seed: int) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def speaker(base: Path) -> list[float]:
+    """A made-up speaker embedding of the base's width."""
+    width = json.loads((base / "config.json").read_text(encoding="utf-8"))["talker_config"]["hidden_size"]
+    drawn: list[float] = (torch.randn(width, generator=torch.Generator().manual_seed(5)) * 0.15).tolist()
+    return drawn
+
+
+def prompts(count: int) -> list[dict[str, str]]:
+    """So many prompts of middling length."""
+    return [{"id": str(n), "text": f"Sentence number {n} of this benchmark is neither long nor short."}
+            for n in range(count)]
+
+
 def write_adapter(folder: Path, base: Path, seed: int) -> int:
     """Write an MLX adapter over every projection of the base; returns how many there are."""
     folder.mkdir(parents=True)

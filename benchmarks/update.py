@@ -1,10 +1,12 @@
 """Updates of a recipe at the published size: wall time by part, peak memory, and what the whole run would take.
 
     python -m benchmarks.update FOLDER [--recipe recipes/qwen3-hindi-grpo.yaml] [--device cuda] [--processes 1]
+    python -m benchmarks.update FOLDER --recipe recipes/outetts-micro.yaml --size micro --device cpu
 
-FOLDER/base is the checkpoint; one of the 0.6B shapes with random weights is made where there is none. The updates are
-those of the stage `train_grpo`, but for the reward, which is the duration of sound: the recogniser's time is not in
-the figures. Random weights hardly ever end a take, so that takes have the recipe's full length. Ends with a JSON line.
+FOLDER/base is the checkpoint; one of the published shapes of the recipe's family with random weights is made where
+there is none, and with `--size micro` it is the repository's own. The updates are those of the stage `train_grpo`, but
+for the reward, which is the duration of sound: the recogniser's time is not in the figures. Random weights hardly ever
+end a take, so that takes have the recipe's full length. Ends with a JSON line.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from trl import GRPOTrainer
 
-from benchmarks.full_size import write_base
+from benchmarks.families import FAMILIES
+from benchmarks.full_size import prompts
 from swaralign.params import GrpoParams, Params, RuntimeParams, load_params
 from swaralign.policy import load_policy
 from swaralign.policy.base import TrainableVoice
@@ -140,14 +143,16 @@ def recipe(args: argparse.Namespace) -> Params:
     """The recipe's params with the settings of the command line."""
     data = load_params(args.recipe).model_dump()
     data["runtime"] = {"device": args.device, "threads": args.threads}
-    if args.frames:
-        data["rollout"]["max_frames"] = args.frames
+    if args.longest:
+        data["rollout"][FAMILIES[data["rollout"]["family"]].longest] = args.longest
     data["grpo"]["num_processes"] = args.processes
     data["grpo"]["micro_batch"] = args.micro_batch or data["grpo"]["micro_batch"]
     data["grpo"]["sharding"] = args.sharding
     data["grpo"]["schedule"] |= {"updates": args.updates, "save_every": args.updates, "warmup_updates": 0,
                                  "keep_every": None}
-    data["grpo"]["validation"] |= {"every": args.updates, "prompts": args.validation}
+    data["grpo"]["validation"]["every"] = args.updates
+    if args.validation is not None:
+        data["grpo"]["validation"]["prompts"] = args.validation
     return Params.model_validate(data)
 
 
@@ -157,14 +162,15 @@ def report(result: Any, clock: Clock, params: Params, args: argparse.Namespace) 
     update, validation = clock.updates[-1], clock.validations[-1]
     seconds = {part: round(update[part], 3) for part in PARTS}
     whole = update["whole"] + update["forward"] + update["backward"] + update["optimizer"]
-    each = validation["whole"] / max(1, args.validation)
+    each = validation["whole"] / max(1, params.grpo.validation.prompts)
     validations = full.schedule.updates // full.validation.every + 1
     minutes = (full.schedule.updates * whole + validations * full.validation.prompts * each) / 60
     history = [entry for entry in result.trainer.state.log_history if "loss" in entry]
     figures = {
-        "benchmark": "update", "processes": args.processes, "trainable": params.grpo.trainable,
-        "update_s": round(whole, 3), **seconds,
-        "validation_s": round(validation["whole"], 3), "validation_takes": args.validation,
+        "benchmark": "update", "family": params.rollout.family, "processes": args.processes,
+        "trainable": params.grpo.trainable, "update_s": round(whole, 3), **seconds,
+        "validation_s": round(validation["whole"], 3), "validation_takes": params.grpo.validation.prompts,
+        "take_tokens": history[-1]["completions/mean_length"], "reward": history[-1]["reward"],
         "projected_minutes": round(minutes, 1), "ratio": round(GOAL_MINUTES / minutes, 2),
         "loss": history[0]["loss"], "grad_norm": history[0]["grad_norm"], "kl_at_start": history[0].get("kl"),
         "clipped_at_start": history[0]["clip_ratio/region_mean"],
@@ -178,19 +184,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipe", type=Path, default=Path("recipes/qwen3-hindi-grpo.yaml"))
+    parser.add_argument("--size", choices=("full", "micro"), default="full")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--sharding", choices=("none", "fsdp"), default="none")
     parser.add_argument("--micro-batch", type=int, help="takes in a forward pass; the recipe's if left out")
     parser.add_argument("--updates", type=int, default=2)
-    parser.add_argument("--validation", type=int, default=100, help="held-out prompts")
-    parser.add_argument("--frames", type=int, help="longest take; the recipe's if left out")
+    parser.add_argument("--validation", type=int, help="held-out prompts; as many as in the recipe if left out")
+    parser.add_argument("--longest", type=int, help="frames or tokens of the longest take; the recipe's if left out")
     args = parser.parse_args()
     params = recipe(args)
-    base = args.folder / "base"
+    family = FAMILIES[params.rollout.family]
+    base = family.micro if args.size == "micro" else args.folder / "base"
     if not base.is_dir():
-        write_base(base, seed=0)
+        family.write_base(base, 0)
     if launch("benchmarks.update", params.grpo, params.runtime):
         return
     run(base, params, args)
@@ -199,17 +207,15 @@ def main() -> None:
 def run(base: Path, params: Params, args: argparse.Namespace) -> None:
     runtime: RuntimeParams = params.runtime
     torch.set_num_threads(runtime.threads)
-    width = json.loads((base / "config.json").read_text(encoding="utf-8"))["talker_config"]["hidden_size"]
-    speaker = (torch.randn(width, generator=torch.Generator().manual_seed(5)) * 0.15).tolist()
-    voice = load_policy(base, speaker, params.rollout, runtime)
-    prompts = [{"id": str(n), "text": f"Sentence number {n} of this benchmark is neither long nor short."}
-               for n in range(max(args.validation, 2 * params.grpo.prompts_per_update))]
-    scorer: Any = SoundScorer(params.rollout.max_frames / 12.5)  # type: ignore[union-attr]
+    family = FAMILIES[params.rollout.family]
+    voice = load_policy(base, family.speaker(base), params.rollout, runtime)
+    texts = prompts(max(params.grpo.validation.prompts, 2 * params.grpo.prompts_per_update))
+    scorer: Any = SoundScorer(getattr(params.rollout, family.longest) / family.per_second)
     clock = Clock(args.device)
     clock.watch(voice, scorer)
     out = args.folder / f"{params.grpo.trainable}-{args.processes}"
     try:
-        result = train_grpo(voice, prompts, prompts, scorer, params.grpo, runtime, out / "run")
+        result = train_grpo(voice, texts, texts, scorer, params.grpo, runtime, out / "run")
     finally:
         for name, kind in (("update", clock.updates), ("validation", clock.validations)):
             for number, parts in enumerate(kind, start=1):
@@ -217,7 +223,7 @@ def run(base: Path, params: Params, args: argparse.Namespace) -> None:
     figures = report(result, clock, params, args)
     write_training(out / "out", result, {})
     if params.grpo.sharding == "none":
-        figures["follows_weights"] = follows_weights(voice, prompts[0]["text"], params.grpo)
+        figures["follows_weights"] = follows_weights(voice, texts[0]["text"], params.grpo)
     if result.trainer.is_world_process_zero():
         print(json.dumps(figures))
 

@@ -64,27 +64,27 @@ def main() -> None:
         make_codec().save_pretrained(folder / CODEC)
 
 
-def special_tokens() -> list[str]:
+def special_tokens(codes: int = CODES) -> list[str]:
     """The tokens of the layout, in one fixed order: marks, codes and their padding, features, durations."""
     marks = [BOS, EOS, TEXT_START, TEXT_END, AUDIO_START, AUDIO_END, WORD_START, WORD_END, FEATURES, CODE,
              GLOBAL_START, GLOBAL_END]
-    codes = [f"<|c{book}_{code}|>" for book in (1, 2) for code in range(CODES + 1)]
+    pairs = [f"<|c{book}_{code}|>" for book in (1, 2) for code in range(codes + 1)]
     features = [f"<|{name}_{value}|>" for name in WordFeatures.model_fields for value in range(101)]
     durations = [f"<|t_{hundredths / 100:.2f}|>" for hundredths in range(round(100 * MAX_DURATION_S) + 1)]
-    return [*marks, *codes, *features, *durations]
+    return [*marks, *pairs, *features, *durations]
 
 
-def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(texts: Iterable[str], codes: int = CODES, text_vocab: int = TEXT_VOCAB) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer, as Llama's is, with the special tokens after its text tokens."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=TEXT_VOCAB, initial_alphabet=alphabet, show_progress=False)
+        texts, trainers.BpeTrainer(vocab_size=text_vocab, initial_alphabet=alphabet, show_progress=False)
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=BOS, eos_token=EOS)
-    tokenizer.add_tokens(special_tokens(), special_tokens=True)
+    tokenizer.add_tokens(special_tokens(codes), special_tokens=True)
     return tokenizer
 
 
@@ -99,11 +99,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Any:
     ))
 
 
-def make_codec() -> DacModel:
+def make_codec(codes: int = CODES, encoder: int = 8, decoder: int = 64) -> DacModel:
     """A DAC with the published strides, 75 frames a second of two codes, and random weights loud enough to be heard."""
     torch.manual_seed(SEED)
-    codec = DacModel(DacConfig(encoder_hidden_size=8, downsampling_ratios=[2, 4, 5, 8], decoder_hidden_size=64,
-                               n_codebooks=2, codebook_size=CODES, codebook_dim=8, sampling_rate=24_000))
+    codec = DacModel(DacConfig(encoder_hidden_size=encoder, decoder_hidden_size=decoder,
+                               downsampling_ratios=[2, 4, 5, 8], n_codebooks=2, codebook_size=codes, codebook_dim=8,
+                               sampling_rate=24_000))
     for module in codec.modules():
         if isinstance(module, torch.nn.Conv1d | torch.nn.ConvTranspose1d):
             torch.nn.init.kaiming_normal_(module.weight, nonlinearity="linear")

@@ -1,0 +1,31 @@
+"""What a voice family is measured with at full size: random checkpoints, speakers, the length of its takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import full_size, full_size_outetts
+from swaralign.params import OuteTtsRolloutParams, Qwen3TtsRolloutParams
+
+
+@dataclass(frozen=True)
+class Family:
+    """`micro`: the repository's own checkpoint. `write_base`: writes one of the published shapes, from a seed.
+    `speaker`: one for a checkpoint. `longest`: the key of `rollout` that bounds a take, `per_second` of its units."""
+
+    micro: Path
+    write_base: Callable[[Path, int], None]
+    speaker: Callable[[Path], Any]
+    longest: str
+    per_second: float
+
+
+FAMILIES = {
+    "qwen3_tts": Family(full_size.MICRO, full_size.write_base, full_size.speaker,
+                        "max_frames", Qwen3TtsRolloutParams.frames_per_second),
+    "outetts": Family(full_size_outetts.MICRO, full_size_outetts.write_base, full_size_outetts.speaker,
+                      "max_tokens", OuteTtsRolloutParams.codes_per_second),
+}
