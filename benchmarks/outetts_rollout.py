@@ -9,6 +9,7 @@ Both sample at temperature 0.7 without an end token, so that every row takes the
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ def main() -> None:
     model = model.to(dtype).eval()
     print("| batch | generate, tokens/s | generate with static cache | this rollout | of the better generate |")
     print("|---|---|---|---|---|")
+    rows = []
     for batch in args.batch:
         ids = torch.randint(config.vocab_size, (batch, args.prompt), device=args.device)
         grown, static, ours = (
@@ -53,7 +55,10 @@ def main() -> None:
                         lambda ids=ids: generate(model, ids, args.tokens, "static"),
                         lambda ids=ids: sample(model, ids, args.tokens))
         )
-        print(f"| {batch} | {grown:.0f} | {static:.0f} | {ours:.0f} | {ours / max(grown, static):.2f} x |")
+        ratio = ours / max(grown, static)
+        print(f"| {batch} | {grown:.0f} | {static:.0f} | {ours:.0f} | {ratio:.2f} x |", flush=True)
+        rows.append({"batch": batch, "generate": grown, "generate_static": static, "rollout": ours, "ratio": ratio})
+    print(json.dumps({"size": args.size, "device": args.device, "unit": "tokens/s", "rows": rows}))
 
 
 def generate(model: Any, ids: torch.Tensor, tokens: int, cache: str | None) -> None:

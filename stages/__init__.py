@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,7 +22,13 @@ OURS = Path(__file__).resolve().parent.parent / "swaralign"
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a stage; a ValueError, a fault of the input, ends it with its message and not with a stack of frames."""
+    """Run a stage; a ValueError, a fault of the input, ends it with its message and not with a stack of frames.
+
+    SIGTERM ends it as an exception does, so that half-written outs are removed; one of several processes it ends at
+    once, since that may wait for the others.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

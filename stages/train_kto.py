@@ -21,6 +21,7 @@ from swaralign.rewards.scorer import load_scorer
 from swaralign.runs import run_folder, stage_inputs
 from swaralign.training.common import write_training
 from swaralign.training.kto import read_labels, train_kto
+from swaralign.training.launch import refuse_several
 from swaralign.training.tracking import load_tracker
 
 STAGE, OUT = "train_kto", Path("data/train_kto")
@@ -29,6 +30,7 @@ ROWS, HELD_OUT = Path("data/preferences/labels.parquet"), Path("data/split/valid
 
 
 def main() -> None:
+    refuse_several()
     params = load_params()
     runtime = params.runtime
     torch.set_num_threads(runtime.threads)

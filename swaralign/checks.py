@@ -18,7 +18,16 @@ from packaging.utils import NormalizedName, canonicalize_name
 
 from swaralign.assets import locate, resolve
 from swaralign.hub import is_cached
-from swaralign.params import AssetsParams, HubAsset, HubRowsAsset, Params, RewardParams, RuntimeParams, load_params
+from swaralign.params import (
+    AssetsParams,
+    HubAsset,
+    HubRowsAsset,
+    Params,
+    RewardParams,
+    RuntimeParams,
+    TrackingParams,
+    load_params,
+)
 
 GIB = 2**30
 ENGINE_PACKAGES = {"distillmos": "distillmos", "utmos": "utmos_pytorch", "resemblyzer": "resemblyzer",
@@ -46,8 +55,8 @@ def check(root: Path = Path(), full: bool = False) -> list[Fact]:
     except ValueError as error:
         return [Fact("params", str(error), ok=False), *facts]
     size, found = assets(params.assets, root, full)
-    return [Fact("params", "valid"), *plan(params), *facts, engines(params.reward), device(params.runtime),
-            *found, disk(root, size)]
+    return [Fact("params", "valid"), *plan(params), *facts, engines(params.reward), tracker(params.tracking),
+            device(params.runtime), *found, disk(root, size, params.assets)]
 
 
 def plan(params: Params) -> Iterator[Fact]:
@@ -68,6 +77,10 @@ def plan(params: Params) -> Iterator[Fact]:
 def engines(reward: RewardParams) -> Fact:
     """Whether the packages of the reward's MOS and similarity engines are installed; who scores, for kind http."""
     if reward.kind == "http":
+        variable = reward.http.token_env
+        if variable and not os.environ.get(variable):
+            return Fact("engines", f"reward.http.token_env is {variable}, but that environment variable is not set",
+                        ok=False)
         return Fact("engines", f"none here: scored by {', '.join(reward.http.urls)}")
     named = [engine for engine in (reward.mos.engine, reward.similarity.engine) if engine in ENGINE_PACKAGES]
     missing = [name for name in named if importlib.util.find_spec(ENGINE_PACKAGES[name]) is None]
@@ -75,6 +88,14 @@ def engines(reward: RewardParams) -> Fact:
         return Fact("engines", f"{' and '.join(missing)} of section reward not installed; `make setup`, the extra of "
                                "that name, or another engine", ok=False)
     return Fact("engines", ", ".join(["faster-whisper", *named]))
+
+
+def tracker(tracking: TrackingParams) -> Fact:
+    """Whether the package of the tracker is installed."""
+    if tracking.tracker != "none" and importlib.util.find_spec(tracking.tracker) is None:
+        return Fact("tracker", f"tracking.tracker is {tracking.tracker}, which is not installed; "
+                               f"`pip install {tracking.tracker}`, or set it to none", ok=False)
+    return Fact("tracker", tracking.tracker)
 
 
 def _product(prompts: int, samples: int, what: str) -> str:
@@ -149,10 +170,16 @@ def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact
     return total, facts
 
 
-def disk(root: Path, asset_bytes: int) -> Fact:
-    """Free space: three times the assets (joined files, merged checkpoint, DVC's cache) and one GiB for the rest."""
+def disk(root: Path, asset_bytes: int, params: AssetsParams) -> Fact:
+    """Free space: three times the assets (joined files, merged checkpoint, DVC's cache) and one GiB for the rest.
+
+    What is still to be fetched is of unknown size.
+    """
     free, wanted = shutil.disk_usage(root).free, 3 * asset_bytes + GIB
-    return Fact("disk", f"{free / GIB:.1f} GiB free, up to {wanted / GIB:.1f} GiB needed", ok=free >= wanted)
+    assets = {name: getattr(params, name) for name in AssetsParams.model_fields}
+    missing = [name for name, asset in assets.items() if isinstance(asset, HubAsset) and not is_cached(asset)]
+    besides = f", besides what {', '.join(missing)} will take, several times over" if missing else ""
+    return Fact("disk", f"{free / GIB:.1f} GiB free, up to {wanted / GIB:.1f} GiB needed{besides}", ok=free >= wanted)
 
 
 def _bytes_of(name: str, params: AssetsParams, root: Path) -> int:

@@ -109,9 +109,9 @@ def run_samples(arguments: argparse.Namespace) -> int:
         (folder / "text.txt").write_text(text + "\n", encoding="utf-8")
         for scores in sorted(EVALUATIONS.glob("*/scores.parquet")):
             rows = pq.read_table(scores, columns=["draw", "audio"], filters=[("id", "==", prompt_id)]).to_pylist()
-            audio = min(rows, key=lambda row: row["draw"])["audio"]
-            if audio is not None:
-                (folder / f"{scores.parent.name}.flac").write_bytes(audio["bytes"])
+            first = min(rows, key=lambda row: row["draw"], default={"audio": None})  # a voice may lack the prompt
+            if first["audio"] is not None:
+                (folder / f"{scores.parent.name}.flac").write_bytes(first["audio"]["bytes"])
         print(f"{folder}  {START} WER {wer:.1%}: {text}")
     return 0
 
@@ -119,12 +119,15 @@ def run_samples(arguments: argparse.Namespace) -> int:
 def worst_prompts(scores: Path, count: int) -> list[tuple[str, str, float]]:
     """(id, text, mean WER) of the prompts that a voice says worst, worst first; ties in the order of ids.
 
-    Raises ValueError if the voice has not been evaluated.
+    Raises ValueError if the voice has not been evaluated, or its takes have no WER.
     """
     if not scores.is_file():
         raise ValueError(f"{scores} does not exist; `dvc repro evaluate` makes it")
     rates: dict[tuple[str, str], list[float]] = {}
     for row in pq.read_table(scores, columns=["id", "text", "wer"]).to_pylist():
+        if row["wer"] is None:
+            raise ValueError(f"{scores} has no WER of {row['id']}: the scorer gave no transcripts; with a recogniser "
+                             "(reward.http.transcripts, or reward.kind local) `dvc repro evaluate` measures it")
         rates.setdefault((row["id"], row["text"]), []).append(row["wer"])
     means = [(prompt_id, text, float(np.mean(values))) for (prompt_id, text), values in rates.items()]
     return sorted(means, key=lambda each: (-each[2], each[0]))[:count]

@@ -118,7 +118,7 @@ def _loss(grpo: GrpoParams) -> Iterator[tuple[str, Any]]:
     yield f"{ACTOR}.clip_ratio_high", grpo.epsilon
     yield f"{ACTOR}.loss_agg_mode", {"token": "token-mean", "sequence": "seq-mean-token-mean"}[grpo.loss_aggregation]
     yield f"{ACTOR}.optim.lr", grpo.schedule.learning_rate
-    yield f"{ACTOR}.optim.lr_warmup_steps", grpo.schedule.warmup_updates
+    yield f"{ACTOR}.optim.lr_warmup_steps", -(-grpo.schedule.warmup_updates // grpo.iterations)  # of rollout batches
     yield f"{ACTOR}.optim.weight_decay", grpo.schedule.weight_decay
     yield f"{ACTOR}.optim.clip_grad", grpo.schedule.max_grad_norm
 

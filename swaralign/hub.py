@@ -158,7 +158,8 @@ def told(name: str, asset: HubAsset | HubRowsAsset) -> Iterator[None]:
     except errors.LocalEntryNotFoundError as error:
         raise ValueError(_unreachable(what, error)) from error
     except errors.EntryNotFoundError as error:
-        raise ValueError(f"{what} lacks a file that is asked for: {_first_line(error)}; correct assets.{name}.files"
+        key = "pattern" if isinstance(asset, HubRowsAsset) else "files"
+        raise ValueError(f"{what} lacks what is asked for: {_first_line(error)}; correct assets.{name}.{key}"
                          ) from error
     except (errors.OfflineModeIsEnabled, httpx.HTTPError) as error:
         raise ValueError(_unreachable(what, error)) from error

@@ -29,12 +29,12 @@ def forms(path: Path) -> dict[str, str]:
 
 
 def smoke(path: Path) -> str:
-    """A recipe with two GRPO updates, a checkpoint each, and no validation; every other character as it is."""
+    """A recipe with two GRPO updates at the full rate, a checkpoint each, and no validation; the rest as it is."""
     iterations = load_params(path).grpo.iterations
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     grpo = YAML().load(path)["grpo"]
     edits = ((grpo["schedule"], "updates", 2 * iterations), (grpo["schedule"], "save_every", iterations),
-             (grpo["validation"], "prompts", 0))
+             (grpo["schedule"], "warmup_updates", 0), (grpo["validation"], "prompts", 0))
     for section, key, value in edits:
         line, column = section.lc.value(key)
         lines[line] = lines[line][:column] + lines[line][column:].replace(str(section[key]), str(value), 1)

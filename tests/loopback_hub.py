@@ -106,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         entries = [self.hub.entry(path, data) for path, data in self.hub.repos[repo].items()]
         if action == "tree":
-            return self._json([entry for entry in entries if entry["path"].startswith(f"{folder}/")])
+            inside = [entry for entry in entries if entry["path"].startswith(f"{folder}/")]
+            return self._json(inside) if inside else self._fault(404, "EntryNotFound")
         if action == "paths-info":
             return self._json([entry for entry in entries if entry["path"] in self.body.decode()])
         return self._json({"id": repo.removeprefix("datasets/"), "sha": COMMIT, "siblings": []})

@@ -71,7 +71,7 @@ def test_check_prints_a_line_a_fact(clone: Path, capsys: pytest.CaptureFixture[s
     assert all(line.startswith("ok    ") for line in out.splitlines())
     subjects = dict.fromkeys(line.split()[1] for line in out.splitlines())
     assert " ".join(subjects) == (
-        "params candidates dpo kto grpo evaluation python packages dvc engines device assets disk")
+        "params candidates dpo kto grpo evaluation python packages dvc engines tracker device assets disk")
     assert "assets      reference: swaralign/micro-voice-reference, 0.0 MB, present\n" in out
 
 
@@ -126,6 +126,21 @@ def test_missing_package_of_an_asset(clone: Path) -> None:
     told = faults(clone)
     assert len(told) == 1
     assert "no_such_package_here, which is not installed" in told[0].found
+
+
+def test_a_tracker_that_is_not_installed_and_a_token_that_is_not_set(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VOICE_TOKEN", raising=False)
+    edit(clone, "tracker: none", "tracker: wandb")
+    edit(clone, "kind: local", "kind: http")
+    edit(clone, "token_env: null", "token_env: VOICE_TOKEN")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    engines, tracker = faults(clone)
+    assert engines.found == "reward.http.token_env is VOICE_TOKEN, but that environment variable is not set"
+    assert "tracking.tracker is wandb, which is not installed" in tracker.found
+    monkeypatch.setenv("VOICE_TOKEN", "secret")
+    assert faults(clone) == [tracker]
 
 
 def test_cuda_without_a_device(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,8 @@ def test_a_gated_data_set_says_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("changes", "told"), [
     ({"revision": "f" * 40}, r"the repository has no such revision; correct assets\.prompts\.revision"),
     ({"id": "house/other"}, r"no such repository at .*/datasets/house/other, or a private one"),
-    ({"pattern": "Tamil/train-*.parquet"}, r"has no file Tamil/train-\*\.parquet; correct assets\.prompts\.pattern"),
+    ({"pattern": "Tamil/train-*.parquet"}, r"lacks what is asked for: .*; correct assets\.prompts\.pattern"),
+    ({"pattern": "Hindi/dev-*.parquet"}, r"has no file Hindi/dev-\*\.parquet; correct assets\.prompts\.pattern"),
 ])
 def test_wrong_pins_are_told(hub: Hub, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):

@@ -188,6 +188,11 @@ def test_one_call_asks_a_scorer_of_kind_http(tmp_path: Path) -> None:
     assert (found["composite"], found["transcript"], len(server.requests)) == (0.25, "red cars", 1)
 
 
+def test_one_call_refuses_integers() -> None:
+    with pytest.raises(ValueError, match="audio holds int16, not samples in"):
+        score(np.zeros(100, np.int16), "hello", RATE_HZ, params=RECIPE, root=ROOT)
+
+
 def test_one_call_refuses_two_channels() -> None:
     with pytest.raises(ValueError, match="one channel"):
         score(np.zeros((2, 100), np.float32), "hello", RATE_HZ, params=RECIPE, root=ROOT)

@@ -245,13 +245,14 @@ def test_takes_that_kto_cannot_use_are_refused(params: Params) -> None:
         micro_batches([take | {"label": True} for take in labelled((4, 4))], wanted)
 
 
-def test_each_prompt_meets_its_neighbours_completion(untrained: tuple[str, TrainableVoice, Any]) -> None:
+def test_in_kto_each_prompt_meets_its_neighbours_completion(untrained: tuple[str, TrainableVoice, Any]) -> None:
     method, _, trainer = untrained
-    if method == "kto":
-        for start in range(0, len(trainer.train_dataset), 4):
-            batch = trainer.train_dataset[start : start + 4]
-            assert batch["KL_completion_ids"] == batch["completion_ids"][-1:] + batch["completion_ids"][:-1]
-            assert all(start <= index < start + 4 for index in trainer.plan[start : start + 4])
+    if method != "kto":
+        pytest.skip("DPO has no neighbours")
+    for start in range(0, len(trainer.train_dataset), 4):
+        batch = trainer.train_dataset[start : start + 4]
+        assert batch["KL_completion_ids"] == batch["completion_ids"][-1:] + batch["completion_ids"][:-1]
+        assert all(start <= index < start + 4 for index in trainer.plan[start : start + 4])
 
 
 def test_weights_balance_the_two_kinds(params: Params) -> None:

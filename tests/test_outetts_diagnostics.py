@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ def test_snr_is_power_over_the_difference() -> None:
     assert snr_db(wave, wave[:3]) == float("inf")
 
 
-def write_scores(folder: Path, rows: list[tuple[str, int, float]], sound: bytes | None) -> None:
-    folder.mkdir(parents=True)
+def write_scores(folder: Path, rows: Sequence[tuple[str, int, float | None]], sound: bytes | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     audio = None if sound is None else {"bytes": sound, "path": None}
     table = [{"id": name, "text": f"text {name}", "draw": draw, "wer": wer, "audio": audio} for name, draw, wer in rows]
     pq.write_table(pa.Table.from_pylist(table), folder / "scores.parquet")
@@ -38,6 +39,20 @@ def test_samples_are_of_the_prompts_that_the_start_says_worst(tmp_path: Path, mo
                for path in (tmp_path / "results/samples").rglob("*.*")}
     assert written == {"b/sft.flac": b"start", "b/dpo.flac": b"dpo", "b/text.txt": b"text b\n",
                        "a/sft.flac": b"start", "a/dpo.flac": b"dpo", "a/text.txt": b"text a\n"}
+
+
+def test_a_voice_without_the_prompt_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scores(tmp_path / "data/evaluate/sft", [("a", 0, 0.2)], b"start")
+    write_scores(tmp_path / "data/evaluate/dpo", [("b", 0, 0.2)], b"dpo")
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "samples", "--prompts", "2"]) == 0
+    assert sorted(path.name for path in (tmp_path / "results/samples/a").iterdir()) == ["sft.flac", "text.txt"]
+
+
+def test_takes_without_transcripts_have_no_worst_ones(tmp_path: Path) -> None:
+    write_scores(tmp_path, [("a", 0, None)], b"start")
+    with pytest.raises(ValueError, match="has no WER of a: the scorer gave no transcripts"):
+        worst_prompts(tmp_path / "scores.parquet", 1)
 
 
 def test_what_is_not_there_is_named(

@@ -99,6 +99,10 @@ def test_a_base_without_an_adapter_passes_through(tmp_path: Path) -> None:
         ({"rollout.max_frames": 5}, "rollout.max_frames: unknown key; did you mean"),
         ({"rollout.family": "outtets"}, "rollout: Input tag 'outtets'"),
         ({"split.source": "corpus"}, "split.scenario: missing"),
+        ({"speaker.compute_type": "float16"}, "speaker.compute_type: Input should be 'int8'"),
+        ({"reward.similarity.engine": "policy"}, "a voice of rollout.family 'outetts' has no speaker encoder"),
+        ({"assets.reference.files": {"speaker.json": "0" * 64}},
+         "which compares with a clip, but assets.reference is speaker.json, a ready profile"),
         ({"grpo.sampling.repetition_penalty": 1.1}, "sampling.repetition_penalty is 1.1, GRPO needs 1 (off)"),
     ],
 )

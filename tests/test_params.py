@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from swaralign.params import Params, load_params, parse_params
 
@@ -31,6 +32,10 @@ def data(demo: dict[str, Any]) -> dict[str, Any]:
     demo["grpo"]["schedule"] |= {"updates": 12, "save_every": 4}
     demo["grpo"]["validation"]["prompts"] = 32
     demo["evaluate"]["prompts"] = 100
+    demo["candidates"] |= {"prompts": 64, "temperatures": [0.7, 0.9, 1.0, 1.2], "per_temperature": 1}
+    demo["preferences"]["pairs"]["strategy"] = "max_margin"
+    demo["dpo"] |= {"pairs_per_update": 16, "micro_batch": 16}
+    demo["kto"] |= {"takes_per_update": 32, "micro_batch": 16}
     return demo
 
 
@@ -84,6 +89,10 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         ("grpo.validation.prompts", 101, ["grpo.validation.prompts is 101", "split.held_out keeps only 100"]),
         ("evaluate.prompts", 101, ["evaluate.prompts is 101", "split.held_out keeps only 100"]),
         ("grpo.prompts_per_update", 400, ["grpo.prompts_per_update is 400", "split.expected_train is 200"]),
+        ("preferences.pairs", {"strategy": "top_k_vs_bottom_k", "k": 3, "min_margin": 0.0},
+         ["preferences.pairs.k 3 needs 6 takes of a prompt, but candidates samples 4", "k 2 would do"]),
+        ("dpo.pairs_per_update", 96, ["dpo.pairs_per_update is 96, but 64 prompts with 4 takes", "at most 64 pairs"]),
+        ("kto.takes_per_update", 288, ["kto.takes_per_update is 288, but 64 prompts", "at most 256 takes"]),
         ("assets.asr.parts", {}, ["assets.asr:", "files and parts must name the same files", "model.bin"]),
     ],
 )
@@ -142,6 +151,12 @@ def test_file_that_is_no_mapping(tmp_path: Path, text: str, kind: str) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.yaml does not exist"):
         load_params(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_libyaml_can_read_it(recipe: Path) -> None:
+    """DVC reads params.yaml too, and by YAML 1.1 where ruamel.yaml.clib is installed."""
+    assert yaml.safe_load(recipe.read_text(encoding="utf-8"))["reward"]["http"]["urls"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -38,13 +38,14 @@ def test_params_as_shipped_are_the_demo(root: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_smoke_form_differs_in_three_values(path: Path, tmp_path: Path) -> None:
+def test_the_smoke_form_differs_in_four_values(path: Path, tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(smoke(path), encoding="utf-8")
     full, short = load_params(path), load_params(tmp_path / "params.yaml")
     schedule, validation = short.grpo.schedule, short.grpo.validation
-    assert (schedule.updates, schedule.save_every, validation.prompts) == (2, 1, 0)
+    assert (schedule.updates, schedule.save_every, schedule.warmup_updates, validation.prompts) == (2, 1, 0, 0)
     lines = zip(path.read_text(encoding="utf-8").splitlines(), smoke(path).splitlines(), strict=True)
-    assert len([pair for pair in lines if pair[0] != pair[1]]) == 3
+    already = full.grpo.schedule.warmup_updates == 0
+    assert len([pair for pair in lines if pair[0] != pair[1]]) == 4 - already
     restored = short.grpo.model_copy(update={"schedule": full.grpo.schedule, "validation": full.grpo.validation})
     assert short.model_copy(update={"grpo": restored}) == full
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from swaralign.params import GrpoParams, RuntimeParams, ScheduleParams, load_params
 from swaralign.policy import load_policy
 from swaralign.training import common
-from swaralign.training.launch import launch
+from swaralign.training.launch import launch, refuse_several
 from tests import ranks
 from tests.voices import BASE, PROMPTS, ROOT, LengthScorer, difference, qwen3_tts
 
@@ -106,6 +106,15 @@ def test_more_processes_than_gpus_are_refused() -> None:
     many = settings().model_copy(update={"num_processes": 999})
     with pytest.raises(ValueError, match="num_processes is 999, but this machine shows"):
         launch("tests.ranks", many, RuntimeParams(device="cuda", threads=1))
+
+
+def test_another_number_of_processes_than_the_params_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ValueError, match=r"4 processes were launched, but grpo\.num_processes is 1; start"):
+        launch("tests.ranks", settings().model_copy(update={"num_processes": 1}), PARAMS.runtime)
+    with pytest.raises(ValueError, match="4 processes were launched, but this stage trains in one"):
+        refuse_several()
 
 
 def test_a_killed_process_ends_the_others(killed: tuple[Path, float, str, list[psutil.Process]]) -> None:

@@ -16,10 +16,14 @@ class PredictorParams(Section):
 
 
 class RolloutParams(Section):
-    """What every voice family has. `speaker_kind`: what it speaks as; `penalises`: it knows a repetition penalty."""
+    """What every voice family has.
+
+    `speaker_kind`: what it speaks as; `penalises`: it knows a repetition penalty; `shards`: FSDP knows its layers.
+    """
 
     speaker_kind: ClassVar[str]
     penalises: ClassVar[bool]
+    shards: ClassVar[bool]
     family: str
     batch_size: Count
 
@@ -29,7 +33,7 @@ class RolloutParams(Section):
 
 
 class Qwen3TtsRolloutParams(RolloutParams):
-    speaker_kind, penalises = "x_vector", False
+    speaker_kind, penalises, shards = "x_vector", False, True
     frames_per_second: ClassVar[float] = 12.5
     family: Literal["qwen3_tts"]
     language: str
@@ -47,7 +51,7 @@ class Qwen3TtsRolloutParams(RolloutParams):
 
 
 class OuteTtsRolloutParams(RolloutParams):
-    speaker_kind, penalises = "profile", True
+    speaker_kind, penalises, shards = "profile", True, False
     codes_per_second: ClassVar[int] = 150  # of the 24 kHz codec: 75 frames of two codes
     family: Literal["outetts"]
     base_tokens: Count

@@ -50,6 +50,23 @@ class Params(Section):
         return self
 
     @model_validator(mode="after")
+    def _pool_suffices(self) -> Self:
+        pool, pairs = self.candidates, self.preferences.pairs
+        prompts, takes = pool.prompts or self.split.expected_train, len(pool.temperatures) * pool.per_temperature
+        k = 1 if pairs.strategy == "max_margin" else pairs.k
+        if takes < 2 * k:
+            raise ValueError(f"preferences.pairs.k {k} needs {2 * k} takes of a prompt, but candidates samples "
+                             f"{takes}; k {takes // 2} would do, or a higher candidates.per_temperature")
+        for key, wanted, most, what in (
+            ("dpo.pairs_per_update", self.dpo.pairs_per_update, prompts * k * k, "pairs"),
+            ("kto.takes_per_update", self.kto.takes_per_update, prompts * takes, "takes"),
+        ):
+            if wanted > most:
+                raise ValueError(f"{key} is {wanted}, but {prompts} prompts with {takes} takes each make at most "
+                                 f"{most} {what}")
+        return self
+
+    @model_validator(mode="after")
     def _takes_fit(self) -> Self:
         for key, asr in (("reward.asr", self.reward.asr), ("evaluate.second_asr", self.evaluate.second_asr)):
             if asr:
@@ -60,7 +77,7 @@ class Params(Section):
                 raise ValueError(f"the reward's engine {engine} needs the asset assets.{asset}, which is null")
         if (self.evaluate.second_asr is None) != (self.assets.second_asr is None):
             raise ValueError("evaluate.second_asr and assets.second_asr belong together: give both, or null for both")
-        if self.grpo.sharding == "fsdp" and (self.runtime.device, self.rollout.family) != ("cuda", "qwen3_tts"):
+        if self.grpo.sharding == "fsdp" and not (self.runtime.device == "cuda" and self.rollout.shards):
             raise ValueError("grpo.sharding is fsdp, which is for a voice of family qwen3_tts on GPUs, found "
                              f"rollout.family {self.rollout.family} and runtime.device {self.runtime.device}")
         if self.grpo.prompts_per_update > self.split.expected_train:
@@ -77,9 +94,17 @@ class Params(Section):
         if dataset and self.split.source != "corpus":
             raise ValueError(f"speaker.dataset needs a corpus with audio, but split.source is {self.split.source!r}; "
                              "name a clip as assets.reference")
-        if dataset and self.reward.similarity.engine != "none":
-            raise ValueError(f"reward.similarity.engine is {self.reward.similarity.engine!r}, which compares with "
+        engine, clip = self.reward.similarity.engine, self.assets.reference
+        if dataset and engine != "none":
+            raise ValueError(f"reward.similarity.engine is {engine!r}, which compares with "
                              "assets.reference, but that is null; name a clip there, or set the engine to none")
+        if engine != "none" and clip and (profile := [name for name in clip.files if name.endswith(".json")]):
+            raise ValueError(f"reward.similarity.engine is {engine!r}, which compares with a clip, but "
+                             f"assets.reference is {profile[0]}, a ready profile; name a clip there, or set the engine "
+                             "to none")
+        if engine == "policy" and self.speaker.kind != "x_vector":
+            raise ValueError("reward.similarity.engine is 'policy', but a voice of rollout.family "
+                             f"{self.rollout.family!r} has no speaker encoder; resemblyzer would do")
         return self
 
     @model_validator(mode="after")

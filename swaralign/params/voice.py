@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from swaralign.params.base import ComputeType, Count, Positive, Section
+from swaralign.params.base import Count, Positive, Section
 
 
 class MergeParams(Section):
@@ -28,5 +28,5 @@ class ProfileParams(Section):
     min_duration_s: Positive
     transcript: str | None
     language: str
-    compute_type: ComputeType
+    compute_type: Literal["int8", "int8_float32", "float32"]  # word times are found on the CPU, whatever the device
     beam_size: Count

@@ -122,6 +122,6 @@ class RolloutEngine:
         slots.x[where] = states[torch.arange(len(prompts), device=device), lengths - 1]
         slots.position[where], slots.step[where] = lengths, 0
         slots.budget[where] = torch.tensor([prompt.budget for prompt in prompts], device=device)
-        frames, books = slots.uniform.shape[1:]
-        slots.uniform[where] = uniforms([prompt.seed for prompt in prompts], frames, books).to(device)
+        frames, books = slots.uniform.shape[1] - 1, slots.uniform.shape[2]
+        slots.uniform[where, :frames] = uniforms([prompt.seed for prompt in prompts], frames, books).to(device)
         slots.alive[where], slots.ended[where] = True, False

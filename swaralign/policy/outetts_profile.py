@@ -70,6 +70,9 @@ def hear(wave: np.ndarray, asr: Path, params: ProfileParams) -> list[TimedWord]:
     """The words of a (samples,) wave at 16 kHz with their times. Raises ValueError if there are none."""
     whisper = WhisperModel(str(asr), device="cpu", compute_type=params.compute_type, cpu_threads=1, num_workers=1,
                            local_files_only=True)
+    if params.language not in whisper.supported_languages:
+        known = ", ".join(whisper.supported_languages)
+        raise ValueError(f"speaker.language is {params.language!r}; the Whisper of assets.asr knows {known}")
     segments, _ = whisper.transcribe(wave, language=params.language, beam_size=params.beam_size, temperature=0.0,
                                      condition_on_previous_text=False, word_timestamps=True)
     words = [TimedWord(word.word.strip(), word.start, word.end) for segment in segments for word in segment.words or ()]

@@ -71,7 +71,7 @@ class Slots:
     """The state of B takes that are spoken side by side; a slot whose take has finished waits for the next one.
 
     `x` (B, D) float32: the residual stream whose state chooses the next frame. `position` (B,): of the next token.
-    `step`, `budget` (B,): frames so far, and at most. `alive`, `ended` (B,) bool. `uniform` (B, F, 16): the take's
+    `step`, `budget` (B,): frames so far, and at most. `alive`, `ended` (B,) bool. `uniform` (B, F + 1, 16): the take's
     draws. `codes` (B, F + 1, 16) and `log_probs` (B, F + 1): what was sampled, the end included.
     """
 
@@ -95,7 +95,7 @@ class Slots:
             cache=cache,
             x=torch.zeros(batch, width, device=device),
             position=count, step=count.clone(), budget=count.clone(), alive=flag, ended=flag.clone(),
-            uniform=torch.zeros(batch, frames, books, device=device),
+            uniform=torch.zeros(batch, frames + 1, books, device=device),  # an ended take is drawn for once more
             codes=torch.zeros(batch, frames + 1, books, dtype=torch.int64, device=device),
             log_probs=torch.zeros(batch, frames + 1, device=device),
         )

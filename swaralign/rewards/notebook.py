@@ -32,10 +32,15 @@ def score(
     reference. `checkpoint`: the voice, for the engine `policy`. `root`: the folder that relative paths in `params`
     start from.
 
-    Raises ValueError for audio that is not one channel, a text with nothing to compare with, or a faulty setting.
+    Raises ValueError for audio that is not one channel of floats, a text with nothing to compare with, or a faulty
+    setting.
     """
     if np.ndim(audio) != 1 or (reference_audio is not None and np.ndim(reference_audio) != 1):
         raise ValueError("audio must be one channel of samples, shape (samples,); average its channels first")
+    for name, wave in (("audio", audio), ("reference_audio", reference_audio)):
+        if wave is not None and not np.issubdtype(np.asarray(wave).dtype, np.floating):
+            raise ValueError(f"{name} holds {np.asarray(wave).dtype}, not samples in [-1, 1]; divide it by its full "
+                             "scale, 32768 for int16")
     reference = None if reference_audio is None else np.asarray(reference_audio, np.float32)
     scorer = _scorer(params, checkpoint, root, reference, reference_sr or sample_rate)
     return vars(scorer.score([np.asarray(audio, np.float32)], [target_text], [False], sample_rate)[0])

@@ -27,9 +27,13 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
 
     Returns False where there is nothing to launch: with one process, and in each of the launched ones, which have
     joined by then. When one of them dies, the others are stopped and the caller exits with an error that names it.
-    Raises ValueError for fewer GPUs than processes.
+    Raises ValueError for fewer GPUs than processes, or if another launcher started another number of them.
     """
-    if "LOCAL_RANK" in os.environ:
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if "LOCAL_RANK" in os.environ or started > 1:
+        if started != grpo.num_processes:
+            raise ValueError(f"{started} processes were launched, but grpo.num_processes is {grpo.num_processes}; "
+                             "start this command once, it launches the others itself")
         _join(runtime)
         return False
     if grpo.num_processes == 1:
@@ -51,6 +55,12 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
     except SignalException as stopped:
         raise SystemExit(f"error: stopped by {stopped.sigval.name}, all processes with it") from None
     return True
+
+
+def refuse_several() -> None:
+    """Raises ValueError in a stage that trains in one process, if a launcher has started several."""
+    if (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(f"{started} processes were launched, but this stage trains in one; start it by itself")
 
 
 def _join(runtime: RuntimeParams) -> None:
