@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-from prefect import State, get_run_logger
+from prefect import State
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 
+from flows.patience import patiently
 from flows.recipe import nearest_recipe
 from flows.run import Run
 from swaralign.artifacts import write_text
@@ -21,24 +19,23 @@ from swaralign.artifacts import write_text
 REPORTS = Path("runs/reports")  # copies of the reports, a folder a flow run
 REPORTS_URL = "SWARALIGN_REPORTS_URL"  # environment: where that folder is served, if it is
 NOT_RUN = "NotRun"  # a stage below one that failed
-SERVER_RETRY_S = 5.0
 
 
 def publish(root: Path, params: str, run: Run, states: dict[str, State[Any]]) -> None:
     """Create the artifacts of a flow run: of every out that is Markdown its text, of every HTML page a link."""
     rows = [_row(name, run, states) for name in run.stages]
-    _patiently(create_table_artifact, rows, key="stages", description="Each stage of this run")
+    patiently(create_table_artifact, rows, key="stages", description="Each stage of this run")
     recipe, differing = nearest_recipe(root, params)
     what = f"Params that differ from recipes/{recipe}.yaml: {len(differing)}"
-    _patiently(create_table_artifact, differing, key="params", description=what)
+    patiently(create_table_artifact, differing, key="params", description=what)
     done = [out for name, state in states.items() if state.is_completed() for out in run.stages[name].outs]
     for out in done:
         if out.endswith(".md"):
             text = (run.path / out).read_text(encoding="utf-8")
-            _patiently(create_markdown_artifact, text, key=_key(out), description=out)
+            patiently(create_markdown_artifact, text, key=_key(out), description=out)
         elif out.endswith(".html"):
             link = _share(root, run.path / out)
-            _patiently(create_link_artifact, link, link_text=out, key=_key(out))
+            patiently(create_link_artifact, link, link_text=out, key=_key(out))
 
 
 def _row(name: str, run: Run, states: dict[str, State[Any]]) -> dict[str, str]:
@@ -57,14 +54,3 @@ def _share(root: Path, page: Path) -> str:
 
 def _key(out: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", Path(out).stem.lower()).strip("-")
-
-
-def _patiently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Do a call to the server; while the server cannot be reached, try again."""
-    while True:
-        try:
-            call(*args, **kwargs)
-            return
-        except httpx.TransportError as error:
-            get_run_logger().warning("the Prefect server cannot be reached (%s); trying again", error)
-            time.sleep(SERVER_RETRY_S)

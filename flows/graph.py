@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+from dvc.dependency import ParamsDependency
 from dvc.lock import LockError
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
+from ruamel.yaml import YAML
+
+from flows.recipe import PARAMS, differing, leaves
 
 BUSY_S = 1.0  # between two looks at a lock that another DVC process holds
 _one_repo = threading.Lock()  # DVC's own locks are between processes, not between threads
@@ -26,8 +30,8 @@ class Stage:
     name: str
     upstream: frozenset[str]  # the stages whose outs it reads
     outs: tuple[str, ...]  # relative to the repository
-    gpu: bool  # `meta: {gpu: true}`: takes a slot of the concurrency limit `gpu`
-    outside: bool  # `meta: {outside: true}`: talks to the outside, so retried
+    gpu: bool  # takes a slot of the concurrency limit `gpu`
+    outside: bool  # talks to the outside, so retried
 
 
 def read_graph(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
@@ -37,19 +41,20 @@ def read_graph(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
         targets: names of stages, or of groups of stages such as `evaluate`.
 
     Raises:
-        ValueError: no such stage; the message names those there are.
+        ValueError: no such stage; the message names those there are, or a mark in dvc.yaml means nothing.
     """
+    params = dict(leaves(YAML(typ="safe", pure=True).load((root / PARAMS).read_text(encoding="utf-8"))))
     with _one_repo:
         graph = _repo(root, _stamp(root)).index.graph  # edges point upstream
         pipeline = {stage.name: stage for stage in graph if isinstance(stage, PipelineStage)}
         wanted = {pipeline[name] for target in targets for name in _named(target, pipeline)} or set(pipeline.values())
         wanted |= {above for stage in wanted for above in nx.descendants(graph, stage)}
         order = nx.lexicographical_topological_sort(graph.reverse(), key=lambda stage: stage.addressing)
-        return {stage.name: _describe(stage, graph, root) for stage in order if stage in wanted}
+        return {stage.name: _describe(stage, graph, root, params) for stage in order if stage in wanted}
 
 
 def changes(root: Path, name: str) -> list[str]:
-    """What differs from the stage's last run, one entry a thing: `param grpo`, `dep data/split`, `out data/x deleted`.
+    """What differs from the stage's last run, one entry a thing: `param grpo.beta`, `dep data/split`, `out x deleted`.
 
     Empty when DVC would not run it. Waits while another DVC process writes what this stage reads.
     """
@@ -69,7 +74,7 @@ def _changes(repo: Repo, name: str) -> list[str]:
     (stage,) = (found for found in repo.index.stages if getattr(found, "name", None) == name)
     status = stage.status().get(stage.addressing, [])
     known = any(dep.hash_info for dep in stage.deps)  # from dvc.lock
-    return list(_entries(status)) if known or not status else ["no run in dvc.lock"]
+    return list(_entries(stage, status)) if known or not status else ["no run in dvc.lock"]
 
 
 @lru_cache(maxsize=1)
@@ -91,17 +96,28 @@ def _named(target: str, names: Iterable[str]) -> list[str]:
     return found
 
 
-def _describe(stage: PipelineStage, graph: nx.DiGraph, root: Path) -> Stage:
+def _describe(stage: PipelineStage, graph: nx.DiGraph, root: Path, params: dict[str, Any]) -> Stage:
     """Raises ValueError for a key of `meta` that means nothing to the flow."""
     meta = stage.meta or {}
     if unknown := set(meta) - {"gpu", "outside"}:
         raise ValueError(f"dvc.yaml: meta of {stage.name} has {sorted(unknown)}; it may hold gpu and outside")
     upstream = frozenset(above.name for above in graph.successors(stage) if isinstance(above, PipelineStage))
     outs = tuple(Path(out.fs_path).relative_to(root).as_posix() for out in stage.outs)
-    return Stage(stage.name, upstream, outs, bool(meta.get("gpu")), bool(meta.get("outside")))
+    gpu, outside = (_holds(stage.name, meta.get(mark, False), params) for mark in ("gpu", "outside"))
+    return Stage(stage.name, upstream, outs, gpu, outside)
 
 
-def _entries(status: list[Any]) -> Iterator[str]:
+def _holds(name: str, mark: bool | str, params: dict[str, Any]) -> bool:
+    """Whether a mark of a stage holds: `true` always, `runtime.device=cuda` where params.yaml has that value."""
+    if isinstance(mark, bool):
+        return mark
+    key, _, value = str(mark).partition("=")
+    if key not in params:
+        raise ValueError(f"dvc.yaml: meta of {name} has {mark!r}; write true, or KEY=VALUE with a key of {PARAMS}")
+    return str(params[key]) == value
+
+
+def _entries(stage: PipelineStage, status: list[Any]) -> Iterator[str]:
     """DVC's status of a stage, flattened; what is merely modified is named without saying so."""
     for entry in status:
         if isinstance(entry, str):  # "changed command"
@@ -109,10 +125,21 @@ def _entries(status: list[Any]) -> Iterator[str]:
             continue
         for kind, things in entry.items():  # "changed deps" or "changed outs"
             for name, state in things.items():
-                if isinstance(state, dict):  # a params file: the keys that differ
-                    yield from (_entry("param", key, value) for key, value in state.items())
+                if isinstance(state, dict):  # a params file: the sections that differ
+                    yield from _param_entries(stage, name, state)
                 else:
                     yield _entry(kind.removeprefix("changed ").removesuffix("s"), name, state)
+
+
+def _param_entries(stage: PipelineStage, file: str, sections: dict[str, str]) -> Iterator[str]:
+    """Of a section that is modified the keys that are: dvc.lock holds the values of the last run."""
+    (dep,) = (dep for dep in stage.deps if isinstance(dep, ParamsDependency) and str(dep) == file)
+    then, now = dep.hash_info.value, dep.read_params()
+    for name, state in sections.items():
+        if state == "modified":
+            yield from (f"param {key}" for key, *_ in differing({name: then[name]}, {name: now[name]}))
+        else:
+            yield f"param {name} {state}"
 
 
 def _entry(kind: str, name: str, state: str) -> str:

@@ -43,7 +43,8 @@ def align(
         recipe: a file in recipes/; none means params.yaml as it is.
         set_params: values by dotted key, e.g. {"grpo.schedule.learning_rate": 1e-6}. Such a run, like one of a recipe
             that params.yaml is not a copy of, has a git worktree of its own.
-        force: run every stage, unchanged or not.
+        force: run the command of every stage, unchanged or not. `candidates` and the trainings still find the chunks,
+            checkpoints and finished work that runs/ holds of the same inputs.
         pull: take from DVC's default remote and its run cache what another machine has pushed, instead of running it.
         push: send the outs of every stage there as soon as it is done.
         max_parallel: stages that run side by side, 1 or more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -24,7 +25,10 @@ class Processes:
         self._lock = threading.Lock()
 
     def run(self, command: list[str], cwd: Path, log: Callable[[str], None]) -> int:
-        """Run a command to its end, handing every line of its stdout and stderr to `log`; returns its exit status."""
+        """Run a command to its end, handing every line of its stdout and stderr to `log`; returns its exit status.
+
+        Each state of a progress bar is a line. Blank lines, and those that repeat the one before, are left out.
+        """
         with self._lock:
             if self.stopped.is_set():
                 return 128
@@ -35,8 +39,9 @@ class Processes:
             self._running.add(process)
         assert process.stdout is not None  # it was asked for
         try:
-            for line in io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="\n"):
-                log(line.rstrip().rpartition("\r")[2])  # of a progress bar, its last state
+            lines = map(str.rstrip, io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace"))
+            for line, _ in itertools.groupby(filter(None, lines)):
+                log(line)
             return process.wait()
         finally:
             self._let_go(process)
@@ -57,6 +62,7 @@ class Processes:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with its own Python first on the path, output unbuffered and no telemetry of DVC's."""
+    """That of this process: its Python first on the path, output unbuffered, bars seldom drawn, no DVC telemetry."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
+    seldom = {"TQDM_MININTERVAL": "10", **os.environ}  # seconds between two states of a progress bar
+    return {**seldom, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}

@@ -43,15 +43,29 @@ def check(text: str, name: str = str(PARAMS)) -> Params:
 
 def nearest_recipe(root: Path, text: str) -> tuple[str, list[dict[str, str]]]:
     """The recipe that differs in the fewest keys, and those keys: rows of `key`, `recipe`, `this run`."""
-    mine = dict(_leaves(YAML(typ="safe", pure=True).load(text)))
+    mine = YAML(typ="safe", pure=True).load(text)
     found: dict[str, list[dict[str, str]]] = {}
     for path in sorted((root / RECIPES).glob("*.yaml")):
-        theirs = dict(_leaves(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))))
-        keys = [key for key in {**theirs, **mine} if mine.get(key, ABSENT) != theirs.get(key, ABSENT)]
-        found[path.stem] = [
-            {"key": key, "recipe": str(theirs.get(key, ABSENT)), "this run": str(mine.get(key, ABSENT))} for key in keys
-        ]
+        theirs = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        found[path.stem] = [{"key": key, "recipe": str(old), "this run": str(new)}
+                            for key, old, new in differing(theirs, mine)]
     return min(found.items(), key=lambda item: len(item[1]))
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The dotted keys whose values differ, each with both values, `ABSENT` where a side lacks it."""
+    first, second = dict(leaves(one)), dict(leaves(other))
+    found = [(key, first.get(key, ABSENT), second.get(key, ABSENT)) for key in {**first, **second}]
+    return [row for row in found if row[1] != row[2]]
+
+
+def leaves(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key."""
+    for name, value in data.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _recipe(root: Path, name: str) -> Path:
@@ -77,11 +91,3 @@ def _overridden(text: str, overrides: dict[str, Any]) -> str:
     stream = io.StringIO()
     yaml.dump(data, stream)
     return stream.getvalue()
-
-
-def _leaves(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

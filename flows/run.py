@@ -12,10 +12,12 @@ from pathlib import Path
 
 import httpx
 from prefect import State, get_run_logger
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.states import Cancelled, Completed
 
 from flows.graph import BUSY_S, Stage, changes
+from flows.patience import AWAY, RETRY_S, is_away
 from flows.processes import Processes
 
 GPU_LIMIT = "gpu"
@@ -63,7 +65,8 @@ class Run:
     def _reproduce(self, name: str) -> bool:
         """Whether the stage's command ran: DVC may find the outs in its run cache or, with `pull`, in the remote."""
         options = [*(["--force"] if self.force else []), *(["--pull"] if self.pull else [])]
-        with gpu_slot(self.processes.stopped.is_set) if self.stages[name].gpu else contextlib.nullcontext():
+        slot = gpu_slot(self.processes.stopped.is_set, get_run_logger().warning)
+        with slot if self.stages[name].gpu else contextlib.nullcontext():
             return self._dvc("repro", "--single-item", *options, name, name=name)
 
     def _dvc(self, *arguments: str, name: str) -> bool:
@@ -73,9 +76,8 @@ class Run:
         def log(line: str) -> None:
             nonlocal started
             started = started or line == f"Running stage '{name}':"
-            if line.strip():
-                tail.append(line)
-                logger.info(line)
+            tail.append(line)
+            logger.info(line)
 
         command = ["dvc", "--wait-for-lock", *arguments]
         while status := self.processes.run([sys.executable, "-m", *command], self.path, log):
@@ -91,26 +93,33 @@ class Run:
 def failure(name: str, status: int, command: list[str], path: Path, tail: deque[str]) -> str:
     """What a person needs: which stage, its last words, and how to run it by hand."""
     last = "\n".join(f"    {line}" for line in tail)
+    path_of_stages = f"{shlex.quote(str(Path(sys.executable).parent))}:\"$PATH\""  # of which DVC takes `python`
     return (f"{name} failed with exit status {status}; its last lines:\n{last}\n"
-            f"By hand: cd {shlex.quote(str(path))} && {shlex.join(command)}")
+            f"By hand: cd {shlex.quote(str(path))} && PATH={path_of_stages} {shlex.join(command)}")
 
 
 @contextlib.contextmanager
-def gpu_slot(stopped: Callable[[], bool]) -> Iterator[None]:
+def gpu_slot(stopped: Callable[[], bool], warn: Callable[[str], None]) -> Iterator[None]:
     """A slot of the concurrency limit `gpu`, while the block runs; no limit of that name, no wait.
 
-    A server that goes away takes no slot from a running stage: renewal and release are tried, and the lease expires.
+    A server that is away is waited for. One that goes away later takes no slot from a running stage: renewal and
+    release are tried, and the lease expires.
     """
-    with contextlib.ExitStack() as slot:
-        while not stopped():
-            try:
-                slot.enter_context(concurrency(GPU_LIMIT, timeout_seconds=SLOT_WAIT_S, lease_duration=SLOT_LEASE_S,
-                                               raise_on_lease_renewal_failure=False))
-                break
-            except TimeoutError:
-                continue
-            except httpx.TransportError:
-                time.sleep(BUSY_S)
+    slot = contextlib.ExitStack()
+    while not stopped():
+        try:
+            slot.enter_context(concurrency(GPU_LIMIT, timeout_seconds=SLOT_WAIT_S, lease_duration=SLOT_LEASE_S,
+                                           raise_on_lease_renewal_failure=False))
+            break
+        except TimeoutError:
+            continue
+        except ConcurrencySlotAcquisitionError as error:  # of which Prefect makes every error of the call
+            if not is_away(error.__cause__):
+                raise
+            warn(AWAY.format(error.__cause__))
+            time.sleep(RETRY_S)
+    try:
         yield
-        with contextlib.suppress(httpx.TransportError):
+    finally:
+        with contextlib.suppress(httpx.HTTPError):
             slot.close()

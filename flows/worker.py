@@ -22,6 +22,8 @@ import psutil
 from prefect.settings import PREFECT_WORKER_HEARTBEAT_SECONDS
 from prefect.workers.process import ProcessWorker
 
+from flows.patience import is_away
+
 POOL = "swaralign"
 STOP_S = 60.0  # that flow runs may take to stop, the grace time of their stages included
 
@@ -51,7 +53,7 @@ with warnings.catch_warnings():
 
         def _wait_for_server(self, error: httpx.HTTPError) -> None:
             """Raises the error again unless it says that the server is away, rather than that it refuses."""
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+            if not is_away(error):
                 raise error
             self._logger.warning("the Prefect server cannot be reached; running stages go on: %r", error)
 
@@ -65,7 +67,8 @@ async def work(worker: PatientWorker) -> None:
     await asyncio.wait({loops, asyncio.create_task(told.wait())}, return_when=asyncio.FIRST_COMPLETED)
     worker.stopping = True
     for process in psutil.Process().children():
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            process.terminate()
     deadline = time.monotonic() + STOP_S
     while psutil.Process().children() and time.monotonic() < deadline:
         await asyncio.sleep(0.1)

@@ -2,7 +2,8 @@
 
 A worktree lies in .dvc/tmp/flows/, under a name made of the tracked files and the params: the same run again finds it,
 outs and all. It begins from the clone's dvc.lock and shares DVC's cache, so that nothing is computed twice, and runs/,
-so that a stopped training goes on from its checkpoint. The clone's working tree and index are not touched.
+so that a stopped training goes on from its checkpoint. Local assets that are not in git are linked. The clone's working
+tree and index are not touched.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import IO
 from dvc.config import Config
 from dvc.repo import Repo
 
+from flows.recipe import check
 from swaralign.artifacts import fingerprint, write_text
+from swaralign.params import AssetsParams, LocalAsset
 
 WORKTREES = Path(".dvc/tmp/flows")
 RUNS = Path("runs")
@@ -49,6 +52,7 @@ def workspace(root: Path, params: str) -> Iterator[Path]:
         _remove_old(root)
         if not (path / ".dvc/config.local").is_file():  # written last: a folder without it is half made
             _make(root, path, commit, params)
+        _link_assets(root, path, check(params).assets)
         in_use = _lock(path.with_suffix(".use"), fcntl.LOCK_SH)
         os.utime(path.with_suffix(".use"))
     with in_use:
@@ -75,6 +79,18 @@ def _share_cache(root: Path, path: Path) -> None:
         theirs["cache"] = {**ours.config["cache"], "dir": ours.cache.legacy.path}
         theirs["remote"] = ours.config["remote"]
         theirs["core"] = {key: value for key, value in ours.config["core"].items() if key == "remote"}
+
+
+def _link_assets(root: Path, path: Path, assets: AssetsParams) -> None:
+    """The local files of assets that are not in git, such as models, where the params look for them."""
+    for asset in (getattr(assets, name) for name in AssetsParams.model_fields):
+        if not isinstance(asset, LocalAsset):
+            continue
+        for file in asset.files:
+            ours, theirs = (folder / Path(asset.path).expanduser() / file for folder in (root, path))
+            if ours.is_file() and not theirs.exists():
+                theirs.parent.mkdir(parents=True, exist_ok=True)
+                theirs.symlink_to(ours)
 
 
 def _snapshot(root: Path) -> str:

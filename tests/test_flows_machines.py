@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from flow_lab import STAGES, Lab, alive, dvc, executed, make_repository, two_free_ports, until
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 
 from flows import serve
 
@@ -108,7 +109,14 @@ def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
 
 
 def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path) -> None:
-    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run."""
+    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run.
+
+    `compare`, which takes a slot of `gpu` on a GPU, asks for it while the server is away.
+    """
+    params = slow / "params.yaml"
+    params.write_text(params.read_text().replace("device: cpu", "device: cuda"))
+    # That of `train` cannot be given back meanwhile.
+    lab.client.update_global_concurrency_limit("gpu", GlobalConcurrencyLimitUpdate(limit=2))
     with lab.worker(slow, PREFECT_WORKER_QUERY_SECONDS="0.2"):
         run = lab.trigger()
         training(slow)
@@ -117,7 +125,8 @@ def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path)
         time.sleep(15)
         assert int((slow / "runs/step").read_text()) >= before + 10
         (slow / "runs/slow").unlink()
-        until(lambda: (slow / "data/train.txt").exists())
+        until(lambda: "  train:" in (slow / "dvc.lock").read_text())
+        time.sleep(2)
         lab.start()
         assert lab.finish(run).state_name == "Completed"
         rows = json.loads(lab.artifacts(run)["stages"])

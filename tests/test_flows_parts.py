@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from flow_lab import alive, dvc, git, make_repository, until
+from flow_lab import alive, dvc, git, make_repository, two_free_ports, until
 from ruamel.yaml import YAML
 from toy import STUBBORN
 
+from flows import serve
 from flows import workspace as workspaces
-from flows.graph import changes, read_graph
+from flows.graph import Stage, changes, read_graph
 from flows.processes import Processes
 from flows.recipe import nearest_recipe, params_text
 from flows.workspace import workspace
 
 ROOT = Path(__file__).resolve().parent.parent
+TRAININGS = {"train_dpo", "train_kto", "train_grpo"}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +39,30 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_graph_is_dvcs_own() -> None:
     stages = read_graph(ROOT)
     names = list(stages)
-    assert stages["train_grpo"].gpu and not stages["split"].gpu
+    assert marked(stages, "gpu") == TRAININGS and marked(stages, "outside") == {"assets", "split", "speaker"}
     assert {"assets", "speaker"} <= stages["train_grpo"].upstream and "data/train_grpo" in stages["train_grpo"].outs
     for name, stage in stages.items():
         assert all(names.index(above) < names.index(name) for above in stage.upstream)
+
+
+def marked(stages: dict[str, Stage], mark: str) -> set[str]:
+    return {name for name, stage in stages.items() if getattr(stage, mark)}
+
+
+def test_marks_may_hold_for_some_params_only(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".dvc").mkdir()
+    shutil.copyfile(ROOT / "dvc.yaml", tmp_path / "dvc.yaml")
+    text = params_text(ROOT, "demo", {"runtime.device": "cuda", "reward.kind": "http"})
+    (tmp_path / "params.yaml").write_text(text)
+    stages = read_graph(tmp_path)
+    scored = {*TRAININGS, "candidates", *(name for name in stages if name.startswith("evaluate@"))}
+    assert marked(stages, "gpu") == scored and marked(stages, "outside") == {"assets", "split", "speaker", *scored}
+
+    graph = (tmp_path / "dvc.yaml").read_text()
+    (tmp_path / "dvc.yaml").write_text(graph.replace("runtime.device=cuda", "runtime.devise=cuda"))
+    with pytest.raises(ValueError, match=r"meta of candidates has 'runtime.devise=cuda'; write true, or KEY=VALUE"):
+        read_graph(tmp_path)
 
 
 def test_targets_bring_what_they_need(repository: Path) -> None:
@@ -54,7 +78,7 @@ def test_changes_are_told_by_name(repository: Path) -> None:
     before = params.read_text()
     params.write_text(before.replace("beta: 0.04", "beta: 0.05"))
     (repository / "data/train.txt").unlink()
-    assert changes(repository, "train") == ["param grpo", "out data/train.txt deleted"]
+    assert changes(repository, "train") == ["param grpo.beta", "out data/train.txt deleted"]
     assert changes(repository, "right") == []
     params.write_text(before)
     dvc(repository, "checkout")
@@ -105,7 +129,7 @@ def test_a_worktree_has_the_edited_files_the_cache_and_the_checkpoints(repositor
         assert path != repository and (path / "params.yaml").read_text() == text
         assert (path / "toy.py").read_text().endswith("# edited, not committed\n")
         assert (path / "runs").resolve() == repository / "runs"
-        assert changes(path, "train") == [] and changes(path, "compare") == ["param compare"]
+        assert changes(path, "train") == [] and changes(path, "compare") == ["param compare.seed"]
         assert dvc(path, "remote", "list").split()[:2] == ["shared", str(tmp_path / "remote")]
     assert (git(repository, "status", "--short"), (repository / "params.yaml").read_bytes()) == before
     with workspace(repository, text) as again:
@@ -113,6 +137,20 @@ def test_a_worktree_has_the_edited_files_the_cache_and_the_checkpoints(repositor
     git(repository, "checkout", "-q", "toy.py")
     with workspace(repository, text) as other:
         assert other != path
+
+
+def test_a_worktree_has_the_assets_that_git_does_not_hold(repository: Path) -> None:
+    text = params_text(repository, "outetts-english", {})
+    weights = repository / "models/utmos/utmos_state_dict.pt"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("weights")
+    with workspace(repository, text) as path:
+        assert (path / "models/utmos/utmos_state_dict.pt").read_text() == "weights"
+        assert not (path / "models/reference.wav").exists()
+    (repository / "models/reference.wav").write_text("clip")
+    with workspace(repository, text) as again:  # what has come since is there too
+        assert again == path and (path / "models/reference.wav").read_text() == "clip"
+    shutil.rmtree(repository / "models")
 
 
 def test_a_half_made_worktree_is_made_anew_and_an_old_one_goes(repository: Path) -> None:
@@ -128,13 +166,27 @@ def test_a_half_made_worktree_is_made_anew_and_an_old_one_goes(repository: Path)
         assert str(path) not in git(repository, "worktree", "list")
 
 
+def timed(script: str, folder: Path) -> tuple[int, list[tuple[str, float]]]:
+    """The exit status of a Python program, and its lines with when they came."""
+    seen: list[tuple[str, float]] = []
+    status = Processes(1.0).run([sys.executable, "-c", script], folder,
+                                lambda line: seen.append((line, time.monotonic())))
+    return status, seen
+
+
 def test_output_comes_as_it_appears(tmp_path: Path) -> None:
-    script = "import time\nfor i in range(3): print(i); time.sleep(0.5)\nprint('a 1%\\ra 99%')\nraise SystemExit(3)"
-    seen: dict[str, float] = {}
-    status = Processes(1.0).run([sys.executable, "-c", script], tmp_path,
-                                lambda line: seen.setdefault(line, time.monotonic()))
-    assert status == 3 and list(seen) == ["0", "1", "2", "a 99%"]
-    assert seen["2"] - seen["0"] > 0.8
+    script = ("import time\nfor i in range(3): print(i); time.sleep(0.5)\n"
+              "for state in (1, 1, 50, 99): print(f'\\r{state} %', end=''); time.sleep(0.5)\n"
+              "print('\\r    \\rdone\\n\\ndone')\nraise SystemExit(3)")
+    status, seen = timed(script, tmp_path)
+    assert status == 3 and [line for line, _ in seen] == ["0", "1", "2", "1 %", "50 %", "99 %", "done"]
+    at = dict(seen)
+    assert at["2"] - at["0"] > 0.8 and at["50 %"] - at["1 %"] > 0.8 and at["99 %"] - at["50 %"] > 0.4
+
+
+def test_a_progress_bar_does_not_flood_the_log(tmp_path: Path) -> None:
+    status, seen = timed("import time, tqdm\nfor _ in tqdm.tqdm(range(20)): time.sleep(0.05)", tmp_path)
+    assert status == 0 and ["0/20" in seen[0][0], "20/20" in seen[-1][0], len(seen)] == [True, True, 2]
 
 
 PARENT = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\ntime.sleep(600)"
@@ -169,3 +221,37 @@ def test_a_background_process_does_not_outlive_its_command(tmp_path: Path) -> No
     began = time.monotonic()
     assert Processes(5.0).run([sys.executable, "-c", script], tmp_path, print) == 0
     assert alive(tmp_path) == [] and time.monotonic() - began < 4
+
+
+class Recovers(BaseHTTPRequestHandler):
+    """A server that is broken for two requests, and then has no limit of any name."""
+
+    left = 2
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Recovers.left -= 1
+        self.send_response(500 if Recovers.left >= 0 else 200)
+        self.end_headers()
+        self.wfile.write(b'{"lease_id": "00000000-0000-0000-0000-000000000000", "limits": []}')
+
+
+def test_a_slot_is_asked_for_until_the_server_answers(tmp_path: Path) -> None:
+    port = two_free_ports()
+    script = ("import time\nfrom flows import run\nrun.RETRY_S, began = 0.1, time.monotonic()\n"
+              "with run.gpu_slot(lambda: time.monotonic() > began + 60, print): print('in')")
+    env = {**os.environ, "PREFECT_API_URL": f"http://{serve.HOST}:{port}/api", "PREFECT_HOME": str(tmp_path),
+           "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "false"}
+    command = [sys.executable, "-u", "-c", script]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert "ConnectError" in process.stdout.readline()
+        with HTTPServer((serve.HOST, port), Recovers) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            lines = [line for line in process.stdout if "ConnectError" not in line]
+            server.shutdown()
+    finally:
+        serve.stop(process)
+    broken, still_broken, last = lines
+    assert "500" in broken and "500" in still_broken and last == "in\n"
