@@ -14,8 +14,8 @@ import torch
 from stages import run
 from swaralign.assets import open_corpus, resolve, resolve_file
 from swaralign.params import ProfileParams, load_params
-from swaralign.policy.outetts_profile import build_profile
 from swaralign.speaker import build_speaker
+from swaralign.speaker_profile import build_profile
 from swaralign.speaker_row import build_speaker_of_row
 
 CHECKPOINT, TRAIN, OUT = Path("data/merge/checkpoint"), Path("data/split/train.parquet"), Path("data/speaker")

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import DistributedType, PartialState
+
 from swaralign.params import GrpoParams, RuntimeParams, load_params
 from swaralign.training.launch import launch
 
@@ -27,6 +29,8 @@ def main(folder: Path) -> None:
     runtime = RuntimeParams(device="cpu", threads=1)
     if launch("tests.ranks", grpo, runtime):
         return
+    if grpo.sharding == "fsdp":
+        shard_over_cpus()
     from swaralign.training.common import write_training
     from swaralign.training.grpo import train_grpo
     from tests.voices import PROMPTS, ROOT, LengthScorer, qwen3_tts
@@ -39,6 +43,11 @@ def main(folder: Path) -> None:
     voice = qwen3_tts(load_params(ROOT / "recipes" / "demo.yaml"), MAX_FRAMES)
     result = train_grpo(voice, PROMPTS, PROMPTS, Slow(), grpo, runtime, folder / "run")
     write_training(folder / "out", result, {})
+
+
+def shard_over_cpus() -> None:
+    """Accelerate shards over accelerators alone; PyTorch's FSDP itself does over CPUs too."""
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 if __name__ == "__main__":

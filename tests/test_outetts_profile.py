@@ -12,7 +12,7 @@ import soundfile as sf
 
 from swaralign.assets import resolve
 from swaralign.params import ProfileParams, load_params
-from swaralign.policy.outetts_profile import TimedWord, build_profile, features, make_profile, spelled
+from swaralign.speaker_profile import TimedWord, build_profile, features, make_profile, spelled
 from tests.test_outetts_dac import fact_wave
 
 ROOT = Path(__file__).resolve().parent.parent

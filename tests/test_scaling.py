@@ -40,8 +40,8 @@ def settings(**changes: Any) -> GrpoParams:
 FULL = settings(micro_batch=3, trainable="full", gradient_checkpointing=True)
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    (folder / "grpo.json").write_text(settings(num_processes=2).model_dump_json())
+def start(folder: Path, grpo: GrpoParams) -> subprocess.Popen[str]:
+    (folder / "grpo.json").write_text(grpo.model_dump_json())
     return subprocess.Popen([sys.executable, "-m", "tests.ranks", str(folder)], cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -58,7 +58,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, str, 
     had ended, what it said, and the processes that there were."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "slow").touch()
-    with start(folder) as command:
+    with start(folder, settings(num_processes=2)) as command:
         while not (folder / "run" / "checkpoint-1" / common.COMPLETE).exists():
             assert command.poll() is None, command.communicate()[0]
             time.sleep(0.05)
@@ -75,10 +75,15 @@ def resumed(killed: tuple[Path, float, str, list[psutil.Process]]) -> tuple[Path
     """The folder of the same run, continued to its end by the same command, and what that said."""
     folder = killed[0]
     (folder / "slow").unlink()
-    with start(folder) as command:
+    return folder, finish(folder, settings(num_processes=2))
+
+
+def finish(folder: Path, grpo: GrpoParams) -> str:
+    """Runs the command to its end; what it said."""
+    with start(folder, grpo) as command:
         said, _ = command.communicate()
     assert command.returncode == 0, said
-    return folder, said
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +183,19 @@ def test_a_full_checkpoint_is_a_voice(full: Path) -> None:
     loaded = dict(voice.model.named_parameters())
     assert all(torch.equal(loaded[name], value.float()) for name, value in weights(full).items())
     assert voice.decode(voice.rollout(["A red bus."], [1], PARAMS.grpo.sampling))[0].any()
+
+
+def test_a_sharded_training_makes_the_update_of_one_process_and_resumes(full: Path, tmp_path: Path) -> None:
+    """FSDP by the shipped configuration; over CPUs, since PyTorch's FSDP is the same there."""
+    sharded = settings(trainable="full", gradient_checkpointing=True, num_processes=2, sharding="fsdp")
+    finish(tmp_path, sharded)
+    made = weights(tmp_path)
+    assert difference(weights(full), made) < 1e-5
+    for one, two in zip(table(full, "curves.csv"), table(tmp_path, "curves.csv"), strict=True):
+        assert two == pytest.approx(one | {"entropy": two["entropy"]}, abs=1e-5, rel=1e-4)  # of each micro-batch alone
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    said = finish(tmp_path, sharded)
+    assert said.count("resuming from") == 1 and difference(made, weights(tmp_path)) < 1e-6
 
 
 def test_a_full_training_resumes(full: Path, tmp_path: Path) -> None:
