@@ -35,7 +35,6 @@ STAGES = {
     "compare": {
         "params": ["compare"], "deps": ["data/train.txt", "data/right.txt"],
         "outs": ["results/comparison.md", "results/report.html"], "metrics": ["results/comparison.json"],
-        "meta": {"gpu": "runtime.device=cuda"},
     },
 }
 WAIT_S = 240.0

@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 from flow_lab import STAGES, Lab, alive, dvc, executed, make_repository, two_free_ports, until
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 
 from flows import serve
 
@@ -109,14 +108,7 @@ def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
 
 
 def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path) -> None:
-    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run.
-
-    `compare`, which takes a slot of `gpu` on a GPU, asks for it while the server is away.
-    """
-    params = slow / "params.yaml"
-    params.write_text(params.read_text().replace("device: cpu", "device: cuda"))
-    # That of `train` cannot be given back meanwhile.
-    lab.client.update_global_concurrency_limit("gpu", GlobalConcurrencyLimitUpdate(limit=2))
+    """Prefect's own worker would have given up after 12 failed looks for work, and killed the run."""
     with lab.worker(slow, PREFECT_WORKER_QUERY_SECONDS="0.2"):
         run = lab.trigger()
         training(slow)
@@ -125,10 +117,25 @@ def test_a_stage_outlives_a_worker_that_gives_up_no_server(lab: Lab, slow: Path)
         time.sleep(15)
         assert int((slow / "runs/step").read_text()) >= before + 10
         (slow / "runs/slow").unlink()
-        until(lambda: "  train:" in (slow / "dvc.lock").read_text())
-        time.sleep(2)
+        until(lambda: (slow / "data/train.txt").exists())
         lab.start()
         assert lab.finish(run).state_name == "Completed"
         rows = json.loads(lab.artifacts(run)["stages"])
         assert {row["stage"]: row["state"] for row in rows} == dict.fromkeys(STAGES, "Completed")
+        assert Counter(executed(slow)) == Counter(list(STAGES))
+
+
+def test_a_training_waits_for_a_server_that_is_away(lab: Lab, slow: Path) -> None:
+    """It asks for its slot in a process that had none before, whose client Prefect lets fail at once."""
+    hold = (slow / "runs/slow").rename(slow / "runs/hold")
+    with lab.worker(slow):
+        run = lab.trigger()
+        until(lambda: executed(slow) == ["source"])
+        serve.stop(lab.server)
+        hold.unlink()
+        until(lambda: (slow / "data/right.txt").exists())
+        time.sleep(3)
+        assert executed(slow) == ["source", "right"]
+        lab.start()
+        assert lab.finish(run).state_name == "Completed"
         assert Counter(executed(slow)) == Counter(list(STAGES))

@@ -1,8 +1,8 @@
 """The stages of a small graph for the tests of the flow: `python toy.py STAGE`, run by DVC in a throw-away repository.
 
 What ran is appended to runs/executed.log. `train` counts steps with a checkpoint each; while runs/slow exists it takes
-its time, and starts a child that does not heed SIGTERM. While runs/fail exists, `right` fails; runs/flaky has `source`
-fail once.
+its time, and starts a child that does not heed SIGTERM. While runs/fail exists, `right` fails; while runs/hold exists,
+`source` waits; runs/flaky has it fail once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def source() -> None:
     if (RUNS / "flaky").exists():
         (RUNS / "flaky").unlink()
         sys.exit("source: not this time")
+    while (RUNS / "hold").exists():
+        time.sleep(0.1)
     Path("data/source.txt").write_text("source\n")
 
 
