@@ -40,7 +40,7 @@ def main() -> int:
         if not free(port):
             print(f"port {port} is taken, by another server perhaps; try --port {args.port + 100}", file=sys.stderr)
             return 1
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also where SIGINT is ignored, as in a background job
     running: list[subprocess.Popen[bytes]] = []
     try:
         serve(args.port, running)

@@ -85,13 +85,17 @@ def test_two_clones_share_an_s3_remote(lab: Lab, tmp_path: Path) -> None:
         serve.stop(server)
 
 
-def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("handled", "sent"), [(signal.SIG_DFL, signal.SIGINT), (signal.SIG_IGN, signal.SIGTERM)],
+                         ids=["ctrl-c", "sigterm in the background, which ignores ctrl-c"])
+def test_one_command_serves_and_a_signal_stops_it_all(
+    tmp_path: Path, handled: signal.Handlers, sent: signal.Signals
+) -> None:
     repository, port = make_repository(tmp_path / "repository"), two_free_ports()
     command = [sys.executable, "-m", "flows.serve", "--port", str(port)]
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "home")}
-    # Tests that run in the background of a shell ignore Ctrl-C, and so would what they start.
-    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, cwd=repository, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=listens)
+    # What these tests themselves do with Ctrl-C depends on whether a shell runs them in the background.
+    handles = partial(signal.signal, signal.SIGINT, handled)
+    process = subprocess.Popen(command, cwd=repository, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=handles)
     assert process.stdout is not None
     try:
         assert any(f"The pipeline is at http://{serve.HOST}:{port} " in line for line in process.stdout)
@@ -101,7 +105,7 @@ def test_one_command_serves_and_ctrl_c_stops_it_all(tmp_path: Path) -> None:
         taken = subprocess.run(command, cwd=repository, env=env, capture_output=True, text=True)
         assert taken.returncode == 1 and f"port {port} is taken" in taken.stderr
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         process.stdout.close()
         status = process.wait(90)
     assert status == 0 and serve.free(port) and serve.free(port + 1) and alive(repository) == []

@@ -83,7 +83,8 @@ class Progress(TrainerCallback):
         if self.bar is None or not logs or "loss" not in logs:
             return
         values = {name: logs.get(key) for name, key in self.shown.items()}
-        self.bar.set_postfix({name: f"{value:.4g}" for name, value in values.items() if value is not None})
+        self.bar.set_postfix({name: f"{value:.4g}" for name, value in values.items() if value is not None},
+                             refresh=False)
         self.bar.update(state.global_step - self.bar.n)
         flat = logs.get("frac_reward_zero_std", 0.0)
         if flat > 0.5:
