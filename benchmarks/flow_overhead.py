@@ -32,19 +32,21 @@ def main() -> None:
     parser.add_argument("--max-parallel", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--port", type=int, default=4400)
     args = parser.parse_args()
+    ports = range(args.port, args.port + 2 * len(args.max_parallel))  # a server's own, and that of its reports
+    if taken := [port for port in ports if not serve.free(port)]:
+        parser.error(f"ports {taken} are taken; try --port {args.port + 100}")
     with tempfile.TemporaryDirectory() as folder:
         plain_s = repro(clone(Path(folder, "plain"), args.params))
         print("| run | seconds | over dvc repro | waited for the worker, s |\n|---|---|---|---|")
         print(f"| dvc repro | {plain_s:.1f} | | |", flush=True)
         os.environ["PREFECT_HOME"] = str(Path(folder, "prefect"))
         rows = []
-        for number in args.max_parallel:
+        for number, port in zip(args.max_parallel, ports[::2], strict=True):
             here = clone(Path(folder, f"flow-{number}"), args.params)
-            flow_s, wait_s = flow(here, args.port, number)
+            flow_s, wait_s = flow(here, port, number)
             over = flow_s / plain_s - 1
             print(f"| flow, max_parallel {number} | {flow_s:.1f} | {over:+.1%} | {wait_s:.1f} |", flush=True)
             rows.append({"max_parallel": number, "seconds": flow_s, "ratio": flow_s / plain_s, "waited_s": wait_s})
-            args.port += 2
     print(json.dumps({"dvc_repro_s": plain_s, "rows": rows}))
 
 
