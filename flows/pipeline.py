@@ -7,6 +7,7 @@ What is out of date, what it depends on and what is cached is DVC's to say; Pref
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -34,7 +35,7 @@ def align(
     force: bool = False,
     pull: bool = False,
     push: bool = False,
-    max_parallel: int = 2,
+    max_parallel: int | None = None,
 ) -> State[None]:
     """Bring the stages of DVC's graph up to date, in the clone that the process runs in.
 
@@ -47,29 +48,35 @@ def align(
             checkpoints and finished work that runs/ holds of the same inputs.
         pull: take from DVC's default remote and its run cache what another machine has pushed, instead of running it.
         push: send the outs of every stage there as soon as it is done.
-        max_parallel: stages that run side by side, 1 or more.
+        max_parallel: stages that run side by side, 1 or more; none means as many as `runtime.threads` leaves cores for.
 
     Raises:
         ValueError: an unknown target, recipe or key, or a value that the params model refuses; nothing has run then.
 
     Returns a `Failed` state with the last lines of every stage that failed; those that do not depend on it have run.
     """
-    if max_parallel < 1:
+    if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel is {max_parallel}; 1 or more stages run side by side")
     root = Path.cwd()
     text = params_text(root, recipe, set_params or {})
-    settings = check(text).flow
+    params = check(text)
+    settings = params.flow
     with workspace(root, text) as path:
         run = Run(path, read_graph(path, targets or ()), Processes(settings.grace_s), force=force, pull=pull, push=push)
         states: dict[str, State[Any]] = {}
         try:
-            for name, state in walk(run, settings, max_parallel):
+            for name, state in walk(run, settings, max_parallel or as_many_as_fit(params.runtime.threads)):
                 states[name] = state
         finally:
             run.processes.stop()
         publish(root, text, run, states)
     failed = [str(state.message) for state in states.values() if not state.is_completed()]
     return Failed(message="\n".join(failed)) if failed else Completed()
+
+
+def as_many_as_fit(threads: int) -> int:
+    """Stages of so many threads that this machine's cores can run at once: more of them would slow each other down."""
+    return max(1, (os.cpu_count() or 1) // threads)
 
 
 @task(task_run_name="{name}", persist_result=False, cache_policy=NO_CACHE)

@@ -113,9 +113,9 @@ class Lab:
             serve.stop(process)
 
     def trigger(self, **parameters: Any) -> FlowRun:
-        """A run of `on-demand`, scheduled."""
+        """A run of `on-demand`, scheduled; two stages side by side, however many cores there are."""
         deployment = self.client.read_deployment_by_name("align/on-demand")
-        return self.client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        return self.client.create_flow_run_from_deployment(deployment.id, parameters={"max_parallel": 2, **parameters})
 
     def finish(self, run: FlowRun, seconds: float = WAIT_S) -> FlowRun:
         """The run when it has ended, however it has."""

@@ -20,6 +20,7 @@ from toy import STUBBORN
 from flows import serve
 from flows import workspace as workspaces
 from flows.graph import Stage, changes, read_graph
+from flows.pipeline import as_many_as_fit
 from flows.processes import Processes
 from flows.recipe import nearest_recipe, params_text
 from flows.workspace import workspace
@@ -47,6 +48,11 @@ def test_graph_is_dvcs_own() -> None:
 
 def marked(stages: dict[str, Stage], mark: str) -> set[str]:
     return {name for name, stage in stages.items() if getattr(stage, mark)}
+
+
+def test_as_many_stages_side_by_side_as_have_cores() -> None:
+    cores = os.cpu_count() or 1
+    assert [as_many_as_fit(threads) for threads in (1, cores, 2 * cores)] == [cores, 1, 1]
 
 
 def test_marks_may_hold_for_some_params_only(tmp_path: Path) -> None:
