@@ -120,7 +120,7 @@ def test_no_network_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("changes", "told"), [
     ({"revision": "f" * 40}, r"has no such revision; correct assets\.base\.revision"),
     ({"id": "house/none"}, r"no such repository at .*/house/none, or a private one"),
-    ({"files": {"other.json": None}}, r"lacks a file that is asked for: .*; correct assets\.base\.files"),
+    ({"files": {"other.json": None}}, r"lacks what is asked for: .*; correct assets\.base\.files"),
 ])
 def test_wrong_pins_are_told(hub: Hub, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
