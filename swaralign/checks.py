@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -54,9 +54,10 @@ def check(root: Path = Path(), full: bool = False) -> list[Fact]:
         params = load_params(root / "params.yaml")
     except ValueError as error:
         return [Fact("params", str(error), ok=False), *facts]
-    size, found = assets(params.assets, root, full)
+    missing = to_fetch(params.assets)
+    size, found = assets(params.assets, root, full, missing)
     return [Fact("params", "valid"), *plan(params), *facts, engines(params.reward), tracker(params.tracking),
-            device(params.runtime), *found, disk(root, size, params.assets)]
+            device(params.runtime), *found, disk(root, size, missing)]
 
 
 def plan(params: Params) -> Iterator[Fact]:
@@ -77,10 +78,12 @@ def plan(params: Params) -> Iterator[Fact]:
 def engines(reward: RewardParams) -> Fact:
     """Whether the packages of the reward's MOS and similarity engines are installed; who scores, for kind http."""
     if reward.kind == "http":
-        variable = reward.http.token_env
-        if variable and not os.environ.get(variable):
-            return Fact("engines", f"reward.http.token_env is {variable}, but that environment variable is not set",
-                        ok=False)
+        from swaralign.scoring.client import connect  # loads an HTTP client, which kind local does not need
+
+        try:
+            connect(reward.http)
+        except ValueError as error:
+            return Fact("engines", str(error), ok=False)
         return Fact("engines", f"none here: scored by {', '.join(reward.http.urls)}")
     named = [engine for engine in (reward.mos.engine, reward.similarity.engine) if engine in ENGINE_PACKAGES]
     missing = [name for name in named if importlib.util.find_spec(ENGINE_PACKAGES[name]) is None]
@@ -91,11 +94,13 @@ def engines(reward: RewardParams) -> Fact:
 
 
 def tracker(tracking: TrackingParams) -> Fact:
-    """Whether the package of the tracker is installed."""
-    if tracking.tracker != "none" and importlib.util.find_spec(tracking.tracker) is None:
-        return Fact("tracker", f"tracking.tracker is {tracking.tracker}, which is not installed; "
-                               f"`pip install {tracking.tracker}`, or set it to none", ok=False)
-    return Fact("tracker", tracking.tracker)
+    """Whether the package of the tracker is installed, by the rule of `load_tracker`."""
+    kind = tracking.tracker
+    # A folder of that name, as a tracker leaves one, has no origin.
+    if kind != "none" and getattr(importlib.util.find_spec(kind), "origin", None) is None:
+        return Fact("tracker", f"tracking.tracker is {kind}, which is not installed; "
+                               f"`pip install -c constraints.txt -e '.[{kind}]'`, or set it to none", ok=False)
+    return Fact("tracker", kind)
 
 
 def _product(prompts: int, samples: int, what: str) -> str:
@@ -148,12 +153,21 @@ def device(runtime: RuntimeParams) -> Fact:
     return Fact("device", f"cuda, {found[0]}")
 
 
-def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact]]:
-    """The bytes of all assets that are there, and a fact for each asset; `full` verifies their hashes."""
+def to_fetch(params: AssetsParams) -> list[str]:
+    """The assets whose files are on the hub and not all in its cache here."""
+    named = {name: getattr(params, name) for name in AssetsParams.model_fields}
+    return [name for name, asset in named.items() if isinstance(asset, HubAsset) and not is_cached(asset)]
+
+
+def assets(params: AssetsParams, root: Path, full: bool, missing: Collection[str]) -> tuple[int, list[Fact]]:
+    """The bytes of all assets that are there, and a fact for each asset; `full` verifies their hashes.
+
+    `missing`: those that are still to be fetched.
+    """
     total, facts = 0, []
     for name in (name for name in AssetsParams.model_fields if getattr(params, name)):
         asset = getattr(params, name)
-        if isinstance(asset, HubRowsAsset) or (isinstance(asset, HubAsset) and not is_cached(asset)):
+        if isinstance(asset, HubRowsAsset) or name in missing:
             what = "read there in place" if isinstance(asset, HubRowsAsset) else "to be fetched by the first run"
             facts.append(Fact("assets", f"{name}: {asset.id} on the hub at {asset.revision[:12]}, {what}"))
             continue
@@ -170,14 +184,12 @@ def assets(params: AssetsParams, root: Path, full: bool) -> tuple[int, list[Fact
     return total, facts
 
 
-def disk(root: Path, asset_bytes: int, params: AssetsParams) -> Fact:
+def disk(root: Path, asset_bytes: int, missing: Collection[str]) -> Fact:
     """Free space: three times the assets (joined files, merged checkpoint, DVC's cache) and one GiB for the rest.
 
-    What is still to be fetched is of unknown size.
+    What is still `missing` here is of unknown size.
     """
     free, wanted = shutil.disk_usage(root).free, 3 * asset_bytes + GIB
-    assets = {name: getattr(params, name) for name in AssetsParams.model_fields}
-    missing = [name for name, asset in assets.items() if isinstance(asset, HubAsset) and not is_cached(asset)]
     besides = f", besides what {', '.join(missing)} will take, several times over" if missing else ""
     return Fact("disk", f"{free / GIB:.1f} GiB free, up to {wanted / GIB:.1f} GiB needed{besides}", ok=free >= wanted)
 
