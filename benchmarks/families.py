@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import full_size, full_size_outetts
-from swaralign.params import OuteTtsRolloutParams, Qwen3TtsRolloutParams
+from swaralign.params import OuteTtsRolloutParams, Qwen3TtsRolloutParams, RolloutParams
 
 
 @dataclass(frozen=True)
 class Family:
     """`micro`: the repository's own checkpoint. `write_base`: writes one of the published shapes, from a seed.
-    `speaker`: one for a checkpoint. `longest`: the key of `rollout` that bounds a take, `per_second` of its units."""
+    `speaker`: one for a checkpoint. `params`: its class of `rollout`."""
 
     micro: Path
     write_base: Callable[[Path, int], None]
     speaker: Callable[[Path], Any]
-    longest: str
-    per_second: float
+    params: type[RolloutParams]
 
 
 FAMILIES = {
-    "qwen3_tts": Family(full_size.MICRO, full_size.write_base, full_size.speaker,
-                        "max_frames", Qwen3TtsRolloutParams.frames_per_second),
+    "qwen3_tts": Family(full_size.MICRO, full_size.write_base, full_size.speaker, Qwen3TtsRolloutParams),
     "outetts": Family(full_size_outetts.MICRO, full_size_outetts.write_base, full_size_outetts.speaker,
-                      "max_tokens", OuteTtsRolloutParams.codes_per_second),
+                      OuteTtsRolloutParams),
 }

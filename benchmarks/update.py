@@ -144,7 +144,7 @@ def recipe(args: argparse.Namespace) -> Params:
     data = load_params(args.recipe).model_dump()
     data["runtime"] = {"device": args.device, "threads": args.threads}
     if args.longest:
-        data["rollout"][FAMILIES[data["rollout"]["family"]].longest] = args.longest
+        data["rollout"][FAMILIES[data["rollout"]["family"]].params.longest_key] = args.longest
     data["grpo"]["num_processes"] = args.processes
     data["grpo"]["micro_batch"] = args.micro_batch or data["grpo"]["micro_batch"]
     data["grpo"]["sharding"] = args.sharding
@@ -210,7 +210,7 @@ def run(base: Path, params: Params, args: argparse.Namespace) -> None:
     family = FAMILIES[params.rollout.family]
     voice = load_policy(base, family.speaker(base), params.rollout, runtime)
     texts = prompts(max(params.grpo.validation.prompts, 2 * params.grpo.prompts_per_update))
-    scorer: Any = SoundScorer(getattr(params.rollout, family.longest) / family.per_second)
+    scorer: Any = SoundScorer(params.rollout.longest / params.rollout.per_second)
     clock = Clock(args.device)
     clock.watch(voice, scorer)
     out = args.folder / f"{params.grpo.trainable}-{args.processes}"

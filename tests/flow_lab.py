@@ -158,12 +158,15 @@ def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
 
 
 def alive(folder: Path) -> list[str]:
-    """Command lines of the processes whose working directory is a folder, zombies and workers left out."""
+    """Command lines of the processes whose working directory is a folder, workers left out.
+
+    So are those that are ending, which have no command line any more: zombies, and the moment before.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.cwd() == str(folder):
                 found.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue
-    return [line for line in found if "flows.worker" not in line]
+    return [line for line in found if line and "flows.worker" not in line]

@@ -92,7 +92,9 @@ def test_resemblyzer_similarity_is_the_packages_own() -> None:
 
 def test_similarity_of_a_take_without_a_voice_is_a_number() -> None:
     hiss = np.random.default_rng(0).normal(0, 0.01, RATE_HZ).astype(np.float32)
+    threads = torch.get_num_threads()
     cosine = SpeakerSimilarity(resemblyzer(), clips(1)[0][1], RATE_HZ).compare([hiss, hiss[:3000]], RATE_HZ)
+    assert torch.get_num_threads() == threads  # the encoder takes one for itself only
     assert all(-1 <= each < 0.9 for each in cosine)
 
 

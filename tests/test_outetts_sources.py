@@ -95,7 +95,7 @@ def test_a_base_without_an_adapter_passes_through(tmp_path: Path) -> None:
          "speaker.kind is 'x_vector', but a voice of rollout.family 'outetts' speaks as a 'profile'"),
         ({"merge": {"orientation": "peft", "scale": None, "expected_modules": 1}}, "assets.adapter and merge belong"),
         ({"rollout.max_tokens": 5000}, "rollout.max_tokens 5000 can hold 33.33 s of speech, longer than "
-                                       "reward.asr.window_s 8.0: such takes could not be scored; 1200 tokens would do"),
+                                       "reward.asr.window_s 8.0: such takes could not be scored; 1200 would do"),
         ({"rollout.max_frames": 5}, "rollout.max_frames: unknown key; did you mean"),
         ({"rollout.family": "outtets"}, "rollout: Input tag 'outtets'"),
         ({"split.source": "corpus"}, "split.scenario: missing"),

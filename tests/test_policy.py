@@ -169,7 +169,21 @@ def test_a_take_depends_on_its_seed_alone(voice: Qwen3TtsVoice, order: list[int]
     assert len({len(take.codes) for take in together}) > 1
     for take, other in zip(together, engine_takes(voice, order, batch), strict=True):
         assert np.array_equal(take.codes, other.codes) and take.ended is other.ended
-        np.testing.assert_allclose(take.log_probs, other.log_probs, atol=1e-5)
+        assert np.array_equal(take.log_probs, other.log_probs)  # to the bit
+
+
+def test_a_group_reads_its_prompt_once_and_each_take_is_as_if_alone(voice: Qwen3TtsVoice) -> None:
+    engine = RolloutEngine(voice.model, voice.model.speaker, voice.settings.predictor)
+    texts, seeds = [0, 0, 1, 0, 1], [3, 4, 3, 5, 6]
+    prompts = [voice.prompt(TEXTS[text], seed) for text, seed in zip(texts, seeds, strict=True)]
+    read: list[int] = []
+    prefill = engine.trunk.prefill
+    engine.trunk.prefill = lambda *inputs: read.append(len(inputs[-1])) or prefill(*inputs)  # type: ignore[method-assign]
+    group = engine.rollout(prompts, PLAIN)
+    assert read == [1, 1]
+    for prompt, take in zip(prompts, group, strict=True):
+        alone = engine.rollout([prompt], PLAIN)[0]
+        assert np.array_equal(take.codes, alone.codes) and np.array_equal(take.log_probs, alone.log_probs)
 
 
 def test_another_seed_is_another_take(voice: Qwen3TtsVoice, takes: list[Take]) -> None:

@@ -18,23 +18,35 @@ class PredictorParams(Section):
 class RolloutParams(Section):
     """What every voice family has.
 
-    `speaker_kind`: what it speaks as; `penalises`: it knows a repetition penalty; `shards`: FSDP knows its layers.
+    `speaker_kind`: what it speaks as; `penalises`: it knows a repetition penalty; `shards`: FSDP knows its layers;
+    `longest_key`: the key that bounds a take, in units of which a second of speech has `per_second`.
     """
 
     speaker_kind: ClassVar[str]
     penalises: ClassVar[bool]
     shards: ClassVar[bool]
+    longest_key: ClassVar[str]
+    per_second: ClassVar[float]
     family: str
     batch_size: Count
 
+    @property
+    def longest(self) -> int:
+        """Codes of the longest take, in the units of `per_second`."""
+        return int(getattr(self, self.longest_key))
+
     def check_window(self, key: str, window_s: float) -> None:
         """Raise ValueError if a take could be longer than what the ASR of section `key` hears at once."""
-        raise NotImplementedError
+        longest_s = self.longest / self.per_second
+        if longest_s > window_s:
+            raise ValueError(f"rollout.{self.longest_key} {self.longest} can hold {longest_s:.2f} s of speech, longer "
+                             f"than {key}.window_s {window_s}: such takes could not be scored; "
+                             f"{int(window_s * self.per_second)} would do")
 
 
 class Qwen3TtsRolloutParams(RolloutParams):
     speaker_kind, penalises, shards = "x_vector", False, True
-    frames_per_second: ClassVar[float] = 12.5
+    longest_key, per_second = "max_frames", 12.5
     family: Literal["qwen3_tts"]
     language: str
     predictor: PredictorParams
@@ -42,28 +54,14 @@ class Qwen3TtsRolloutParams(RolloutParams):
     frames_per_token: Positive
     max_frames: Annotated[int, Field(ge=2)]
 
-    def check_window(self, key: str, window_s: float) -> None:
-        longest_s = self.max_frames / self.frames_per_second
-        if longest_s > window_s:
-            raise ValueError(f"rollout.max_frames {self.max_frames} is {longest_s:.2f} s of speech, longer than "
-                             f"{key}.window_s {window_s}: such takes could not be scored; "
-                             f"{int(window_s * self.frames_per_second)} frames would do")
-
 
 class OuteTtsRolloutParams(RolloutParams):
     speaker_kind, penalises, shards = "profile", True, False
-    codes_per_second: ClassVar[int] = 150  # of the 24 kHz codec: 75 frames of two codes
+    longest_key, per_second = "max_tokens", 150.0  # of the 24 kHz codec: 75 frames of two codes
     family: Literal["outetts"]
     base_tokens: Count
     tokens_per_text_token: Positive
     max_tokens: Count
-
-    def check_window(self, key: str, window_s: float) -> None:
-        longest_s = self.max_tokens / self.codes_per_second
-        if longest_s > window_s:
-            raise ValueError(f"rollout.max_tokens {self.max_tokens} can hold {longest_s:.2f} s of speech, longer than "
-                             f"{key}.window_s {window_s}: such takes could not be scored; "
-                             f"{int(window_s * self.codes_per_second)} tokens would do")
 
 
 class SamplingParams(Section):

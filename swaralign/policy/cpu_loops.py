@@ -20,6 +20,13 @@ compiled = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", 
 in_order = njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 
 
+_LOG2_E = np.float32(1.44269504)
+_LN_2 = (np.float32(0.693359375), np.float32(-2.12194440e-4))  # their sum is the logarithm of 2
+_EXP = tuple(np.float32(c) for c in (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+))
+
+
 class Stack(NamedTuple):
     """A decoder's weights, stacked over layers, its cache (L, B, KV, length, d) and rotary tables (length, d / 2)."""
 
@@ -73,7 +80,16 @@ class Sampler(NamedTuple):
 
 
 @compiled
-def frame(live: Array, trunk: Stack, answerer: Stack, net: Net, rows: Rows, policy: Sampler, answer: Sampler) -> None:
+def frames(
+    live: Array, speaking: int, trunk: Stack, answerer: Stack, net: Net, rows: Rows, policy: Sampler, answer: Sampler
+) -> None:
+    """Frames of the live slots, one after another, until fewer slots speak than `speaking`, other threads' counted."""
+    while rows.alive.sum() == speaking:
+        _frame(live, trunk, answerer, net, rows, policy, answer)
+
+
+@compiled
+def _frame(live: Array, trunk: Stack, answerer: Stack, net: Net, rows: Rows, policy: Sampler, answer: Sampler) -> None:
     """Chooses codebook 0 of the live slots, has it answered, and steps the talker where a take goes on."""
     hidden = _unit(rows.x[live], trunk.floor)
     spoken = _choose(live, hidden, net, rows, policy)
@@ -178,11 +194,27 @@ def _step(stack: Stack, slots: Array, at: Array, x: Array) -> Array:
         half = gate_up.shape[1] // 2
         gated = np.empty((len(x), half), np.float32)
         for i in range(len(x)):
-            for j in range(half):
-                gate = gate_up[i, j]
-                gated[i, j] = gate / (np.float32(1) + np.exp(-gate)) * gate_up[i, half + j]
+            _gate(gate_up[i, :half], gate_up[i, half:], gated[i])
         x = x + _times(gated, stack.down[layer])
     return x
+
+
+@in_order
+def _gate(gate: Array, up: Array, out: Array) -> None:
+    """SiLU of `gate` (n,) times `up`. The exponential is Cephes' `expf`, as one that runs in vector registers."""
+    power = np.empty(len(gate), np.int32)
+    for j in range(len(gate)):
+        x = min(max(-gate[j], np.float32(-87)), np.float32(87))
+        whole = np.floor(x * _LOG2_E + np.float32(0.5))
+        rest = x - whole * _LN_2[0] - whole * _LN_2[1]
+        series = _EXP[0]
+        for term in _EXP[1:]:
+            series = series * rest + term
+        out[j] = series * rest * rest + rest + np.float32(1)
+        power[j] = (np.int32(whole) + 127) << 23
+    scale = power.view(np.float32)
+    for j in range(len(gate)):
+        out[j] = gate[j] * up[j] / (np.float32(1) + out[j] * scale[j])
 
 
 @compiled

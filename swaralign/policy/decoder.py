@@ -8,6 +8,7 @@ Prompts are prefilled here; single tokens are stepped by `frame_cpu.py` and `fra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -98,6 +99,12 @@ class FusedDecoder:
             down=self.matrix(effective_weight(mlp.down_proj)),
         )
 
+    @cached_property
+    def stacked(self) -> BlockWeights:
+        """A copy of all blocks' weights, each with the layers first."""
+        blocks = [vars(block) for block in self.blocks]
+        return BlockWeights(**{name: torch.stack([block[name] for block in blocks]) for name in blocks[0]})
+
     def matrix(self, weight: Tensor) -> Tensor:
         """A linear layer's weight (N, K) as a matrix (K, N) of the rollout's precision."""
         weight = weight.to(self.dtype)
@@ -125,8 +132,11 @@ class FusedDecoder:
         angles = torch.outer(steps, self.rotary.inv_freq.float())
         return angles.cos() * self.rotary.attention_scaling, angles.sin() * self.rotary.attention_scaling
 
-    def prefill(self, cache: Cache, slots: Tensor, x: Tensor) -> Tensor:
-        """Fills slots (n,) from position 0. `x` (n, T, D), rows padded at the end. Returns the residual (n, T, D)."""
+    def prefill(self, cache: Cache, slots: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+        """Fills slots (m,) from position 0, each with its row (m,) of `x` (n, T, D), which is padded at the end.
+
+        Returns the residual (n, T, D).
+        """
         count, length = x.shape[:2]
         cos, sin = self.rotary_tables(length)
         for index, block in enumerate(self.blocks):
@@ -135,8 +145,8 @@ class FusedDecoder:
             qk = _rotate(qk, cos[:, None, None], sin[:, None, None]).to(self.dtype)
             query = qk[..., :-1, :].flatten(2, 3).transpose(1, 2)
             key, value = qk[..., -1, :].transpose(1, 2), qkv[..., -1, :].transpose(1, 2)
-            cache.keys[index, slots, :, :length] = key
-            cache.values[index, slots, :, :length] = value
+            cache.keys[index, slots, :, :length] = key[rows]
+            cache.values[index, slots, :, :length] = value[rows]
             spread = [t.repeat_interleave(query.shape[1] // self.kv_heads, dim=1) for t in (key, value)]
             mixed = F.scaled_dot_product_attention(query, spread[0], spread[1], is_causal=True, scale=1.0)
             x = x + self._times(mixed.transpose(1, 2).flatten(2), block.output)

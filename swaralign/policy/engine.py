@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from swaralign.params import PredictorParams, SamplingParams
 from swaralign.policy.decoder import FusedDecoder
@@ -109,19 +110,31 @@ class RolloutEngine:
         return CudaFrames(self.trunk, self.answerer, self.tables, slots, sampling, self.predictor)
 
     def _fill(self, slots: Slots, free: Sequence[int], prompts: Sequence[Prompt]) -> None:
-        """Prefills prompts into free slots."""
-        device, width = self.speaker.device, max(len(prompt.text) for prompt in prompts)
-        text, codec = (
-            torch.tensor([[*ids, *[NONE] * (width - len(ids))] for ids in rows], device=device)
-            for rows in ([p.text for p in prompts], [p.codec for p in prompts])
-        )
-        where = torch.tensor(free, device=device)
-        lengths = torch.tensor([len(prompt.text) for prompt in prompts], device=device)
-        x = embed_prefill(self.talker, text, codec, self.speaker).float()
-        states = self.trunk.prefill(slots.cache, where, x)
-        slots.x[where] = states[torch.arange(len(prompts), device=device), lengths - 1]
-        slots.position[where], slots.step[where] = lengths, 0
-        slots.budget[where] = torch.tensor([prompt.budget for prompt in prompts], device=device)
+        """Puts prompts into free slots; alike ones, such as a group's, are read once."""
+        owners: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for slot, prompt in zip(free, prompts, strict=True):
+            owners.setdefault((tuple(prompt.text), tuple(prompt.codec)), []).append(slot)
+        distinct = list(owners.items())
+        # A CPU reads one prompt at a time: no rounding depends on what else there is to read.
+        size = 1 if self.speaker.device.type == "cpu" else len(distinct)
+        for start in range(0, len(distinct), size):
+            self._read(slots, distinct[start : start + size])
+        where = torch.tensor(free, device=self.speaker.device)
+        slots.budget[where] = torch.tensor([prompt.budget for prompt in prompts]).to(where.device)
         frames, books = slots.uniform.shape[1] - 1, slots.uniform.shape[2]
-        slots.uniform[where, :frames] = uniforms([prompt.seed for prompt in prompts], frames, books).to(device)
-        slots.alive[where], slots.ended[where] = True, False
+        slots.uniform[where, :frames] = uniforms([prompt.seed for prompt in prompts], frames, books).to(where.device)
+        slots.step[where], slots.alive[where], slots.ended[where] = 0, True, False
+
+    def _read(self, slots: Slots, owners: Sequence[tuple[tuple[Sequence[int], Sequence[int]], Sequence[int]]]) -> None:
+        """Prefills prompts, each a row of text ids and one of codec ids, into the slots of each."""
+        device = self.speaker.device
+        text, codec = (
+            pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=NONE).to(device)
+            for rows in zip(*(prompt for prompt, _ in owners), strict=True)
+        )
+        row = torch.tensor([row for row, (_, owned) in enumerate(owners) for _ in owned], device=device)
+        where = torch.tensor([slot for _, owned in owners for slot in owned], device=device)
+        x = embed_prefill(self.talker, text, codec, self.speaker).float()
+        states = self.trunk.prefill(slots.cache, where, row, x)
+        length = (text != NONE).sum(dim=1)[row]
+        slots.x[where], slots.position[where] = states[row, length - 1], length

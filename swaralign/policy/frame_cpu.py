@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from swaralign.params import PredictorParams, SamplingParams
-from swaralign.policy.cpu_loops import QUAD, Net, Rows, Sampler, Stack, frame
+from swaralign.policy.cpu_loops import QUAD, Net, Rows, Sampler, Stack, frames
 from swaralign.policy.decoder import Cache, FusedDecoder
 from swaralign.policy.slots import Slots, Tables
 
@@ -31,16 +31,15 @@ class CpuFrames:
         self.pool = ThreadPoolExecutor(self.threads)
 
     def advance(self) -> None:
-        """Samples a frame for every live slot."""
+        """Samples frames for every live slot until one of them ends; threads wait for each other then alone."""
         live = self.rows.alive.nonzero()[0]
         share = QUAD * -(-len(live) // (QUAD * self.threads))
         shares = [live[start : start + share] for start in range(0, len(live), share)]
-        list(self.pool.map(lambda slots: frame(slots, *self.arguments), shares))
+        list(self.pool.map(lambda slots: frames(slots, len(live), *self.arguments), shares))
 
 
 def _stack(decoder: FusedDecoder, cache: Cache) -> Stack:
-    names = ("qkv", "qk_norm", "output", "gate_up", "down")
-    weights = {name: torch.stack([getattr(block, name) for block in decoder.blocks]).numpy() for name in names}
+    weights = {name: weight.numpy() for name, weight in vars(decoder.stacked).items()}
     cos, sin = (table.numpy() for table in decoder.rotary_tables(cache.keys.shape[3]))
     return Stack(
         **weights, keys=cache.keys.numpy(), values=cache.values.numpy(), cos=cos, sin=sin,

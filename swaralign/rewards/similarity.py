@@ -6,7 +6,8 @@ Encoders: Resemblyzer (Wan et al. 2018, weights in its package), ECAPA-TDNN thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,21 @@ def _resemblyzer(device: str) -> Encoder:
         wave = resample(wave, sample_rate_hz, MODEL_HZ)
         voiced = preprocess_wav(wave)
         # Its voice detection may leave nothing of an odd take; the take is then compared as it is.
-        return np.asarray(model.embed_utterance(voiced if len(voiced) else wave))
+        with _one_thread():
+            return np.asarray(model.embed_utterance(voiced if len(voiced) else wave))
 
     return embed
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch on one core: the steps of an LSTM are so small that sharing them out takes three times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _ecapa(folder: Path, device: str) -> Encoder:

@@ -29,7 +29,7 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
     joined by then. When one of them dies, the others are stopped and the caller exits with an error that names it.
     Raises ValueError for fewer GPUs than processes, or if another launcher started another number of them.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started = _started()
     if "LOCAL_RANK" in os.environ or started > 1:
         if started != grpo.num_processes:
             raise ValueError(f"{started} processes were launched, but grpo.num_processes is {grpo.num_processes}; "
@@ -59,8 +59,13 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
 
 def refuse_several() -> None:
     """Raises ValueError in a stage that trains in one process, if a launcher has started several."""
-    if (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    if (started := _started()) > 1:
         raise ValueError(f"{started} processes were launched, but this stage trains in one; start it by itself")
+
+
+def _started() -> int:
+    """How many processes the launcher of this one has started; one without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _join(runtime: RuntimeParams) -> None:
