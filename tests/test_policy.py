@@ -154,6 +154,14 @@ def test_engine_equals_plain_loop_where_talker_and_predictor_are_equally_wide(
     assert len(plain.codes) == 6 and np.array_equal(frames.codes, plain.codes)
 
 
+def test_a_layer_that_the_loops_do_not_divide_is_refused(voice: Qwen3TtsVoice, params: Params) -> None:
+    config = copy.deepcopy(voice.config)
+    config.talker_config.intermediate_size = 500
+    model = CodecPolicy(config).eval()
+    with pytest.raises(ValueError, match=r"must be a multiple of 8; of this checkpoint's are \{'down': 500\}"):
+        RolloutEngine(model, model.speaker, params.rollout.predictor).rollout([voice.prompt(TEXTS[0], 1)], PLAIN)
+
+
 def engine_takes(voice: Qwen3TtsVoice, order: list[int], batch: int | None) -> list[Frames]:
     """Takes of TEXTS, sampled in another order, put back into the old one."""
     prompts = [voice.prompt(TEXTS[i], i) for i in order]

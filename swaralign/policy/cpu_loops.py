@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from swaralign.policy.prefetch import LINE, prefetch
 from swaralign.policy.slots import MIN_FRAMES
 
 Array = np.ndarray
-QUAD = 4  # rows, and inputs of each, that a matrix product takes at a time
+QUAD, DEPTH = 4, 8  # rows, and inputs of each, that a matrix product takes at a time
 # Sums of one row may be reordered, so that they run in vector registers; infinities keep their meaning.
 compiled = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
 in_order = njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -219,31 +220,40 @@ def _gate(gate: Array, up: Array, out: Array) -> None:
 
 @compiled
 def _times(x: Array, w: Array) -> Array:
-    """`x` (n, K) times `w` (K, N): by blocks of four rows, so that `w` is read in order and few times."""
+    """`x` (n, K) times `w` (K, N), K a multiple of 8: by blocks, so that `w` is read in order and few times."""
     rows = QUAD * -(-len(x) // QUAD)
     padded, out = np.zeros((rows, x.shape[1]), np.float32), np.zeros((rows, w.shape[1]), np.float32)
     padded[: len(x)] = x
-    for k in range(0, len(w), QUAD):
+    for k in range(0, len(w), DEPTH):
+        _fetch(w[k + DEPTH : k + 2 * DEPTH])
         for i in range(0, rows, QUAD):
-            _add_outer(padded[i : i + QUAD, k : k + QUAD], w[k : k + QUAD], out[i : i + QUAD])
+            _add_outer(padded[i : i + QUAD, k : k + DEPTH], w[k : k + DEPTH], out[i : i + QUAD])
     return out[: len(x)]
+
+
+@compiled
+def _fetch(block: Array) -> None:
+    """Asks for the memory of a block (n, N): a talker's weights fit no core's cache, and no core foresees the rows."""
+    flat = block.reshape(-1)
+    for j in range(0, len(flat), LINE):
+        prefetch(flat, j)
 
 
 @in_order
 def _add_outer(x: Array, w: Array, out: Array) -> None:
-    """Adds `x` (4, 4) times `w` (4, N) to `out` (4, N), each sum in the order of its terms."""
-    a0, a1, a2, a3 = x[0, 0], x[0, 1], x[0, 2], x[0, 3]
-    b0, b1, b2, b3 = x[1, 0], x[1, 1], x[1, 2], x[1, 3]
-    c0, c1, c2, c3 = x[2, 0], x[2, 1], x[2, 2], x[2, 3]
-    d0, d1, d2, d3 = x[3, 0], x[3, 1], x[3, 2], x[3, 3]
-    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    """Adds `x` (4, 8) times `w` (8, N) to `out` (4, N)."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = x[0, 0], x[0, 1], x[0, 2], x[0, 3], x[0, 4], x[0, 5], x[0, 6], x[0, 7]
+    b0, b1, b2, b3, b4, b5, b6, b7 = x[1, 0], x[1, 1], x[1, 2], x[1, 3], x[1, 4], x[1, 5], x[1, 6], x[1, 7]
+    c0, c1, c2, c3, c4, c5, c6, c7 = x[2, 0], x[2, 1], x[2, 2], x[2, 3], x[2, 4], x[2, 5], x[2, 6], x[2, 7]
+    d0, d1, d2, d3, d4, d5, d6, d7 = x[3, 0], x[3, 1], x[3, 2], x[3, 3], x[3, 4], x[3, 5], x[3, 6], x[3, 7]
+    w0, w1, w2, w3, w4, w5, w6, w7 = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
     a, b, c, d = out[0], out[1], out[2], out[3]
     for j in range(w.shape[1]):
-        u0, u1, u2, u3 = w0[j], w1[j], w2[j], w3[j]
-        a[j] += a0 * u0 + a1 * u1 + a2 * u2 + a3 * u3
-        b[j] += b0 * u0 + b1 * u1 + b2 * u2 + b3 * u3
-        c[j] += c0 * u0 + c1 * u1 + c2 * u2 + c3 * u3
-        d[j] += d0 * u0 + d1 * u1 + d2 * u2 + d3 * u3
+        u0, u1, u2, u3, u4, u5, u6, u7 = w0[j], w1[j], w2[j], w3[j], w4[j], w5[j], w6[j], w7[j]
+        a[j] += a0 * u0 + a1 * u1 + a2 * u2 + a3 * u3 + a4 * u4 + a5 * u5 + a6 * u6 + a7 * u7
+        b[j] += b0 * u0 + b1 * u1 + b2 * u2 + b3 * u3 + b4 * u4 + b5 * u5 + b6 * u6 + b7 * u7
+        c[j] += c0 * u0 + c1 * u1 + c2 * u2 + c3 * u3 + c4 * u4 + c5 * u5 + c6 * u6 + c7 * u7
+        d[j] += d0 * u0 + d1 * u1 + d2 * u2 + d3 * u3 + d4 * u4 + d5 * u5 + d6 * u6 + d7 * u7
 
 
 @compiled

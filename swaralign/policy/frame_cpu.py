@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from swaralign.params import PredictorParams, SamplingParams
-from swaralign.policy.cpu_loops import QUAD, Net, Rows, Sampler, Stack, frames
+from swaralign.policy.cpu_loops import DEPTH, QUAD, Net, Rows, Sampler, Stack, frames
 from swaralign.policy.decoder import Cache, FusedDecoder
 from swaralign.policy.slots import Slots, Tables
 
 
 class CpuFrames:
-    """Advances the slots of one rollout."""
+    """Advances the slots of one rollout. Raises ValueError for layers that the loops' blocks do not divide."""
 
     def __init__(
         self, trunk: FusedDecoder, answerer: FusedDecoder, tables: Tables, slots: Slots, sampling: SamplingParams,
@@ -40,6 +40,9 @@ class CpuFrames:
 
 def _stack(decoder: FusedDecoder, cache: Cache) -> Stack:
     weights = {name: weight.numpy() for name, weight in vars(decoder.stacked).items()}
+    odd = {name: weight.shape[1] for name, weight in weights.items() if name != "qk_norm" and weight.shape[1] % DEPTH}
+    if odd:
+        raise ValueError(f"on a CPU every layer's inputs must be a multiple of {DEPTH}; of this checkpoint's are {odd}")
     cos, sin = (table.numpy() for table in decoder.rotary_tables(cache.keys.shape[3]))
     return Stack(
         **weights, keys=cache.keys.numpy(), values=cache.values.numpy(), cos=cos, sin=sin,
