@@ -5,8 +5,9 @@
 
 FOLDER/base is the checkpoint; one of the published shapes of the recipe's family with random weights is made where
 there is none, and with `--size micro` it is the repository's own. The updates are those of the stage `train_grpo`, but
-for the reward, which is the duration of sound: the recogniser's time is not in the figures. Random weights hardly ever
-end a take, so that takes have the recipe's full length. Ends with a JSON line.
+for the reward, which is the duration of sound. With `--asr` a Whisper in transformers' layout hears every take all the
+same, converted and set as the recipe's; without one its time is not in the figures. Random weights hardly ever end a
+take, so that takes have the recipe's full length. Ends with a JSON line.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from trl import GRPOTrainer
 
 from benchmarks.families import FAMILIES
 from benchmarks.full_size import prompts
+from benchmarks.full_size_whisper import FILES
+from swaralign.conversion import to_ctranslate2
 from swaralign.params import GrpoParams, Params, RuntimeParams, load_params
 from swaralign.policy import load_policy
 from swaralign.policy.base import TrainableVoice
-from swaralign.rewards.scorer import TakeScore
+from swaralign.rewards.asr import Transcriber
+from swaralign.rewards.scorer import Recogniser, TakeScore
 from swaralign.training.common import write_training
 from swaralign.training.grpo import train_grpo
 from swaralign.training.launch import launch
@@ -42,16 +46,19 @@ GOAL_MINUTES = 45.0
 
 
 class SoundScorer:
-    """A reward that costs nothing: seconds of sound, as a share of the longest take's."""
+    """Seconds of sound, as a share of the longest take's; a recogniser, if any, hears the takes for its time's sake."""
 
     elsewhere = False
 
-    def __init__(self, full_s: float) -> None:
+    def __init__(self, full_s: float, recogniser: Recogniser | None) -> None:
         self.full_s = full_s
+        self.recogniser = recogniser
 
     def score(
         self, waves: Sequence[np.ndarray], texts: Sequence[str], truncated: Sequence[bool], sample_rate_hz: int
     ) -> list[TakeScore]:
+        if self.recogniser:
+            self.recogniser.transcribe(waves, sample_rate_hz)
         return [self._one(float((np.abs(wave) > LOUD).sum()) / sample_rate_hz) for wave in waves]
 
     def check(self, prompts: Sequence[dict[str, str]]) -> None:
@@ -193,6 +200,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--validation", type=int, help="held-out prompts; as many as in the recipe if left out")
     parser.add_argument("--longest", type=int, help="frames or tokens of the longest take; the recipe's if left out")
+    parser.add_argument("--asr", type=Path, help="a folder as `benchmarks.full_size_whisper` writes it")
     args = parser.parse_args()
     params = recipe(args)
     family = FAMILIES[params.rollout.family]
@@ -210,7 +218,12 @@ def run(base: Path, params: Params, args: argparse.Namespace) -> None:
     family = FAMILIES[params.rollout.family]
     voice = load_policy(base, family.speaker(base), params.rollout, runtime)
     texts = prompts(max(params.grpo.validation.prompts, 2 * params.grpo.prompts_per_update))
-    scorer: Any = SoundScorer(params.rollout.longest / params.rollout.per_second)
+    recogniser = None
+    if args.asr:
+        whisper = to_ctranslate2("asr", args.asr, FILES)
+        recogniser = Transcriber(whisper, params.reward.asr, runtime.threads, runtime.device)
+        torch.set_num_threads(runtime.threads)  # CTranslate2 leaves torch with one
+    scorer: Any = SoundScorer(params.rollout.longest / params.rollout.per_second, recogniser)
     clock = Clock(args.device)
     clock.watch(voice, scorer)
     out = args.folder / f"{params.grpo.trainable}-{args.processes}"

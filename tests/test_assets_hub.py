@@ -17,10 +17,12 @@ import pytest
 from huggingface_hub import constants
 from ruamel.yaml import YAML
 
+from benchmarks.full_size_whisper import write_whisper
 from swaralign.assets import locate, pin_assets, resolve
 from swaralign.checks import check
 from swaralign.params import AssetsParams, HubAsset, HubRowsAsset, LocalAsset, load_params
 from tests.loopback_hub import COMMIT, TOKEN, Hub, connect, git_id, serve, sha256
+from tests.voices import TINY_WHISPER
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = np.random.default_rng(0).bytes(100_000)
@@ -178,22 +180,9 @@ def test_the_stage_itself(hub: Hub, tmp_path: Path) -> None:
 @pytest.fixture
 def whisper(tmp_path: Path) -> LocalAsset:
     """A tiny random Whisper in transformers' form, with the tokenizer of the real one."""
-    import torch
-    from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
-
     folder = tmp_path / "whisper"
-    torch.manual_seed(0)
-    config = WhisperConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-                           decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=51865,
-                           num_mel_bins=80)
-    model = WhisperForConditionalGeneration(config)
-    model.generation_config = GenerationConfig(suppress_tokens=[1], begin_suppress_tokens=[220, 50257],
-                                               lang_to_id={"<|hi|>": 50276}, alignment_heads=[[0, 0]])
-    model.save_pretrained(folder)
-    WhisperFeatureExtractor(feature_size=80).save_pretrained(folder)
     real = resolve("asr", load_params(ROOT / "recipes/demo.yaml").assets)
-    shutil.copy(real / "tokenizer.json", folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "WhisperTokenizer"}')
+    write_whisper(folder, real / "tokenizer.json", 0, TINY_WHISPER)
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     return LocalAsset(source="local", path=str(folder), id="house/whisper", revision="1", files=hashes,
                       convert="ctranslate2")

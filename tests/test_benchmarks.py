@@ -11,16 +11,26 @@ import pytest
 import torch
 
 from benchmarks.full_size_outetts import SHAPE, speaker, write_base
-from swaralign.params import OuteTtsRolloutParams, RuntimeParams, SamplingParams
+from benchmarks.full_size_whisper import write_whisper
+from swaralign.assets import resolve
+from swaralign.params import OuteTtsRolloutParams, RuntimeParams, SamplingParams, load_params
 from swaralign.policy import load_policy
+from tests.voices import TINY_WHISPER
 
 PARTS = ("rollout", "decode", "reference", "forward", "backward")
 
 
-@pytest.mark.parametrize(("recipe", "longest"), [("outetts-micro", 80), ("demo", 12)])
-def test_updates_are_timed_part_by_part(recipe: str, longest: int, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "longest", "heard"), [("outetts-micro", 80, False), ("demo", 12, True)])
+def test_updates_are_timed_part_by_part(
+    recipe: str, longest: int, heard: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [sys.executable, "-m", "benchmarks.update", str(tmp_path), "--recipe", f"recipes/{recipe}.yaml",
                "--size", "micro", "--device", "cpu", "--threads", "1", "--validation", "2", "--longest", str(longest)]
+    if heard:
+        tokenizer = resolve("asr", load_params(root / "recipes/demo.yaml").assets) / "tokenizer.json"
+        write_whisper(tmp_path / "whisper", tokenizer, 0, TINY_WHISPER)
+        monkeypatch.setenv("SWARALIGN_CACHE", str(tmp_path / "cache"))
+        command += ["--asr", str(tmp_path / "whisper")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout.splitlines()[-1])
@@ -28,6 +38,7 @@ def test_updates_are_timed_part_by_part(recipe: str, longest: int, root: Path, t
     assert sum(figures[part] for part in PARTS) <= figures["update_s"] + 0.01
     assert figures["validation_s"] > 0 and figures["validation_takes"] == 2
     assert figures["kl_at_start"] == pytest.approx(0, abs=1e-5) and figures["clipped_at_start"] == 0
+    assert (figures["score"] > 0.01) == heard
     assert 0 < figures["reward"] < 1 and figures["follows_weights"] is True
 
 

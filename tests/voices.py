@@ -1,4 +1,4 @@
-"""What tests of training share: a small voice of each family, prompts, and a reward that costs nothing."""
+"""What tests of training share: small models of each kind, prompts, and a reward that costs nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ BASE = ROOT / "data" / "demo" / "base"
 TEXTS = ["Do you like red cars?", "The weather in London is sunny today.", "My brother bought a blue book.",
          "We need two apples and five tickets."]
 PROMPTS = [{"id": f"p{index}", "text": text} for index, text in enumerate(TEXTS)]
+# The shape of a Whisper that hears nothing, for `benchmarks.full_size_whisper.write_whisper`.
+TINY_WHISPER = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+                "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 80}
 
 
 class LengthScorer:
