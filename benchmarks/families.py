@@ -14,7 +14,7 @@ from swaralign.params import OuteTtsRolloutParams, Qwen3TtsRolloutParams, Rollou
 @dataclass(frozen=True)
 class Family:
     """`micro`: the repository's own checkpoint. `write_base`: writes one of the published shapes, from a seed.
-    `speaker`: one for a checkpoint. `params`: its class of `rollout`."""
+    `speaker`: one for a checkpoint. `params`: the class of its section `rollout`."""
 
     micro: Path
     write_base: Callable[[Path, int], None]

@@ -120,7 +120,7 @@ def _add_peer(voice: Voice, rows: list[Row], args: argparse.Namespace) -> None:
     if args.device == "cuda":
         voice.model.bfloat16()
     for row in rows:
-        steps, seconds = _median(partial(generate, voice, int(row["batch"]), args.frames), 1)
+        steps, seconds = _median(partial(generate, voice, int(row["batch"]), args.frames), args.repeats)
         row["official_ms"] = 1000 * seconds / steps
         row["ratio"] = row["official_ms"] / row["step_ms"]
         row["rollout_ratio"] = row["official_ms"] / row["rollout_ms"]

@@ -6,8 +6,8 @@
 FOLDER/base is the checkpoint; one of the published shapes of the recipe's family with random weights is made where
 there is none, and with `--size micro` it is the repository's own. The updates are those of the stage `train_grpo`, but
 for the reward, which is the duration of sound. With `--asr` a Whisper in transformers' layout hears every take all the
-same, converted and set as the recipe's; without one its time is not in the figures. Random weights hardly ever end a
-take, so that takes have the recipe's full length. Ends with a JSON line.
+same, converted as the stage `assets` does it, with the settings of `reward.asr`; without one its time is not in the
+figures. Random weights hardly ever end a take, so that takes have the recipe's full length. Ends with a JSON line.
 """
 
 from __future__ import annotations
@@ -207,23 +207,23 @@ def main() -> None:
     base = family.micro if args.size == "micro" else args.folder / "base"
     if not base.is_dir():
         family.write_base(base, 0)
+    whisper = to_ctranslate2("asr", args.asr, FILES) if args.asr else None  # before several processes begin
     if launch("benchmarks.update", params.grpo, params.runtime):
         return
-    run(base, params, args)
+    run(base, whisper, params, args)
 
 
-def run(base: Path, params: Params, args: argparse.Namespace) -> None:
+def run(base: Path, whisper: Path | None, params: Params, args: argparse.Namespace) -> None:
     runtime: RuntimeParams = params.runtime
     torch.set_num_threads(runtime.threads)
     family = FAMILIES[params.rollout.family]
     voice = load_policy(base, family.speaker(base), params.rollout, runtime)
     texts = prompts(max(params.grpo.validation.prompts, 2 * params.grpo.prompts_per_update))
     recogniser = None
-    if args.asr:
-        whisper = to_ctranslate2("asr", args.asr, FILES)
+    if whisper:
         recogniser = Transcriber(whisper, params.reward.asr, runtime.threads, runtime.device)
         torch.set_num_threads(runtime.threads)  # CTranslate2 leaves torch with one
-    scorer: Any = SoundScorer(params.rollout.longest / params.rollout.per_second, recogniser)
+    scorer: Any = SoundScorer(params.rollout.longest / params.rollout.units_per_second, recogniser)
     clock = Clock(args.device)
     clock.watch(voice, scorer)
     out = args.folder / f"{params.grpo.trainable}-{args.processes}"

@@ -158,7 +158,7 @@ def test_a_layer_that_the_loops_do_not_divide_is_refused(voice: Qwen3TtsVoice, p
     config = copy.deepcopy(voice.config)
     config.talker_config.intermediate_size = 500
     model = CodecPolicy(config).eval()
-    with pytest.raises(ValueError, match=r"must be a multiple of 8; of this checkpoint's are \{'down': 500\}"):
+    with pytest.raises(ValueError, match=r"a multiple of 8, but this checkpoint has \{'down': 500\}; set"):
         RolloutEngine(model, model.speaker, params.rollout.predictor).rollout([voice.prompt(TEXTS[0], 1)], PLAIN)
 
 
@@ -186,7 +186,7 @@ def test_a_group_reads_its_prompt_once_and_each_take_is_as_if_alone(voice: Qwen3
     prompts = [voice.prompt(TEXTS[text], seed) for text, seed in zip(texts, seeds, strict=True)]
     read: list[int] = []
     prefill = engine.trunk.prefill
-    engine.trunk.prefill = lambda *inputs: read.append(len(inputs[-1])) or prefill(*inputs)  # type: ignore[method-assign]
+    engine.trunk.prefill = lambda *given: read.append(len(given[-1])) or prefill(*given)  # type: ignore[method-assign]
     group = engine.rollout(prompts, PLAIN)
     assert read == [1, 1]
     for prompt, take in zip(prompts, group, strict=True):

@@ -1,21 +1,23 @@
 """The loops of a frame on a CPU, compiled by Numba once and kept beside this file.
 
+What is kept is found again by this file alone, so that nothing of another file may be compiled in.
 Between two sums of a small model a framework costs more than the sums. A slot's sums run in one order, whatever stands
 beside it: its numbers are the same to the bit in any company.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
-
-from swaralign.policy.prefetch import LINE, prefetch
-from swaralign.policy.slots import MIN_FRAMES
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 Array = np.ndarray
 QUAD, DEPTH = 4, 8  # rows, and inputs of each, that a matrix product takes at a time
+LINE = 16  # float32 numbers in a line of the processor's cache
 # Sums of one row may be reordered, so that they run in vector registers; infinities keep their meaning.
 compiled = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
 in_order = njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -26,6 +28,25 @@ _LN_2 = (np.float32(0.693359375), np.float32(-2.12194440e-4))  # their sum is th
 _EXP = tuple(np.float32(c) for c in (
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
 ))
+
+
+def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
+    """Asks for the line that holds element `index` of a contiguous array (n,); never waits, never fails."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(builder.gep(memory, [arguments[1]]), byte)
+        read, second_level, data = (ir.Constant(number, value) for value in (0, 2, 1))
+        builder.call(function, [place, read, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
 
 
 class Stack(NamedTuple):
@@ -45,7 +66,7 @@ class Stack(NamedTuple):
 
 
 class Net(NamedTuple):
-    """`slots.Tables` as arrays."""
+    """`slots.Tables` as arrays, and the frames before which no take may end."""
 
     head: Array
     bias: Array
@@ -58,6 +79,7 @@ class Net(NamedTuple):
     embeddings: Array
     pad: Array
     eos: int
+    min_frames: int
 
 
 class Rows(NamedTuple):
@@ -85,6 +107,7 @@ def frames(
     live: Array, speaking: int, trunk: Stack, answerer: Stack, net: Net, rows: Rows, policy: Sampler, answer: Sampler
 ) -> None:
     """Frames of the live slots, one after another, until fewer slots speak than `speaking`, other threads' counted."""
+    # Other threads write these flags meanwhile. They only fall, so a late look costs a frame that is needed anyway.
     while rows.alive.sum() == speaking:
         _frame(live, trunk, answerer, net, rows, policy, answer)
 
@@ -116,7 +139,7 @@ def _choose(live: Array, hidden: Array, net: Net, rows: Rows, sampler: Sampler) 
     spoken = np.ones(len(live), np.bool_)
     for i, slot in enumerate(live):
         step = rows.step[slot]
-        scaled = (logits[i] + net.bias[min(step, MIN_FRAMES) // MIN_FRAMES]) / np.float32(sampler.temperature)
+        scaled = (logits[i] + net.bias[1 if step >= net.min_frames else 0]) / np.float32(sampler.temperature)
         code = _draw(scaled, rows.uniform[slot, step, 0], sampler)
         top = scaled.max()
         rows.log_probs[slot, step] = scaled[code] - top - np.log(np.exp(scaled - top).sum())

@@ -65,7 +65,7 @@ def unit(x: Tensor, floor: float) -> Tensor:
 class FusedDecoder:
     """The layers of a talker or code predictor model, in the rollout's precision; the residual stream is float32.
 
-    A matrix's memory is laid out for who steps it: by input row for the CPU's BLAS, by output column on a GPU.
+    A matrix's memory is laid out for who steps it: by input row for the CPU's loops, by output column on a GPU.
 
     Raises:
         ValueError: the attention projections carry biases, which no published Qwen3-TTS has.

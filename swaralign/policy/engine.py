@@ -17,12 +17,14 @@ from swaralign.policy.prompt import NONE, embed_prefill, embed_text_pad
 from swaralign.policy.sampling import uniforms
 from swaralign.policy.slots import Frames, Prompt, Slots, Tables, suppressed_ids
 
+Ids = tuple[tuple[int, ...], tuple[int, ...]]  # of a prompt: text ids, codec ids
+
 
 class Stepper(Protocol):
     """Samples frames of all slots on one kind of device."""
 
     def advance(self) -> None:
-        """Samples one frame or a few for every slot that is alive; a slot stops by itself."""
+        """Samples frames for slots that are alive, until one has ended or for a few frames; a slot stops by itself."""
         ...
 
 
@@ -70,10 +72,12 @@ class RolloutEngine:
     def rollout(self, prompts: Sequence[Prompt], sampling: SamplingParams, batch: int | None = None) -> list[Frames]:
         """Samples every prompt, `batch` side by side (all, if None): a take that ends makes room for the next.
 
-        A take is a function of its prompt and seed, whatever stands beside it.
+        A take's draws depend on its seed alone; on a CPU so does the whole take, given its prompt, whatever stands
+        beside it.
 
         Raises:
-            ValueError: a prompt and its frame budget need more positions than the model has.
+            ValueError: a prompt and its frame budget need more positions than the model has; on a CPU, a layer has
+                inputs that are no multiple of 8.
         """
         slots = self._new_slots(prompts, min(batch or len(prompts), len(prompts)))
         stepper = self._stepper(slots, sampling)
@@ -111,10 +115,10 @@ class RolloutEngine:
 
     def _fill(self, slots: Slots, free: Sequence[int], prompts: Sequence[Prompt]) -> None:
         """Puts prompts into free slots; alike ones, such as a group's, are read once."""
-        owners: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        slots_of: dict[Ids, list[int]] = {}
         for slot, prompt in zip(free, prompts, strict=True):
-            owners.setdefault((tuple(prompt.text), tuple(prompt.codec)), []).append(slot)
-        distinct = list(owners.items())
+            slots_of.setdefault((tuple(prompt.text), tuple(prompt.codec)), []).append(slot)
+        distinct = list(slots_of.items())
         # A CPU reads one prompt at a time: no rounding depends on what else there is to read.
         size = 1 if self.speaker.device.type == "cpu" else len(distinct)
         for start in range(0, len(distinct), size):
@@ -125,15 +129,15 @@ class RolloutEngine:
         slots.uniform[where, :frames] = uniforms([prompt.seed for prompt in prompts], frames, books).to(where.device)
         slots.step[where], slots.alive[where], slots.ended[where] = 0, True, False
 
-    def _read(self, slots: Slots, owners: Sequence[tuple[tuple[Sequence[int], Sequence[int]], Sequence[int]]]) -> None:
-        """Prefills prompts, each a row of text ids and one of codec ids, into the slots of each."""
+    def _read(self, slots: Slots, slots_of: Sequence[tuple[Ids, list[int]]]) -> None:
+        """Prefills prompts, each into its slots."""
         device = self.speaker.device
         text, codec = (
             pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=NONE).to(device)
-            for rows in zip(*(prompt for prompt, _ in owners), strict=True)
+            for rows in zip(*(prompt for prompt, _ in slots_of), strict=True)
         )
-        row = torch.tensor([row for row, (_, owned) in enumerate(owners) for _ in owned], device=device)
-        where = torch.tensor([slot for _, owned in owners for slot in owned], device=device)
+        row = torch.tensor([row for row, (_, each) in enumerate(slots_of) for _ in each], device=device)
+        where = torch.tensor([slot for _, each in slots_of for slot in each], device=device)
         x = embed_prefill(self.talker, text, codec, self.speaker).float()
         states = self.trunk.prefill(slots.cache, where, row, x)
         length = (text != NONE).sum(dim=1)[row]

@@ -9,7 +9,7 @@ import torch
 from swaralign.params import PredictorParams, SamplingParams
 from swaralign.policy.cpu_loops import DEPTH, QUAD, Net, Rows, Sampler, Stack, frames
 from swaralign.policy.decoder import Cache, FusedDecoder
-from swaralign.policy.slots import Slots, Tables
+from swaralign.policy.slots import MIN_FRAMES, Slots, Tables
 
 
 class CpuFrames:
@@ -31,7 +31,7 @@ class CpuFrames:
         self.pool = ThreadPoolExecutor(self.threads)
 
     def advance(self) -> None:
-        """Samples frames for every live slot until one of them ends; threads wait for each other then alone."""
+        """Samples frames for live slots until one of them ends; only then do threads wait for each other."""
         live = self.rows.alive.nonzero()[0]
         share = QUAD * -(-len(live) // (QUAD * self.threads))
         shares = [live[start : start + share] for start in range(0, len(live), share)]
@@ -42,7 +42,8 @@ def _stack(decoder: FusedDecoder, cache: Cache) -> Stack:
     weights = {name: weight.numpy() for name, weight in vars(decoder.stacked).items()}
     odd = {name: weight.shape[1] for name, weight in weights.items() if name != "qk_norm" and weight.shape[1] % DEPTH}
     if odd:
-        raise ValueError(f"on a CPU every layer's inputs must be a multiple of {DEPTH}; of this checkpoint's are {odd}")
+        raise ValueError(f"on a CPU the inputs of every layer must be a multiple of {DEPTH}, but this checkpoint has "
+                         f"{odd}; set runtime.device to cuda")
     cos, sin = (table.numpy() for table in decoder.rotary_tables(cache.keys.shape[3]))
     return Stack(
         **weights, keys=cache.keys.numpy(), values=cache.values.numpy(), cos=cos, sin=sin,
@@ -52,4 +53,5 @@ def _stack(decoder: FusedDecoder, cache: Cache) -> Stack:
 
 def _net(tables: Tables) -> Net:
     tensors = {**vars(tables), "heads": torch.stack(tables.heads)}
-    return Net(**{name: tensors[name].numpy() for name in Net._fields if name != "eos"}, eos=tables.eos)
+    arrays = {name: tensors[name].numpy() for name in Net._fields if name not in ("eos", "min_frames")}
+    return Net(**arrays, eos=tables.eos, min_frames=MIN_FRAMES)
