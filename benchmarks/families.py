@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import full_size, full_size_outetts
-from swaralign.params import OuteTtsRolloutParams, Qwen3TtsRolloutParams, RolloutParams
 
 
 @dataclass(frozen=True)
 class Family:
     """`micro`: the repository's own checkpoint. `write_base`: writes one of the published shapes, from a seed.
-    `speaker`: one for a checkpoint. `params`: the class of its section `rollout`."""
+    `speaker`: one for a checkpoint."""
 
     micro: Path
     write_base: Callable[[Path, int], None]
     speaker: Callable[[Path], Any]
-    params: type[RolloutParams]
 
 
 FAMILIES = {
-    "qwen3_tts": Family(full_size.MICRO, full_size.write_base, full_size.speaker, Qwen3TtsRolloutParams),
-    "outetts": Family(full_size_outetts.MICRO, full_size_outetts.write_base, full_size_outetts.speaker,
-                      OuteTtsRolloutParams),
+    "qwen3_tts": Family(full_size.MICRO, full_size.write_base, full_size.speaker),
+    "outetts": Family(full_size_outetts.MICRO, full_size_outetts.write_base, full_size_outetts.speaker),
 }

@@ -148,10 +148,11 @@ def follows_weights(voice: TrainableVoice, text: str, grpo: GrpoParams) -> bool:
 
 def recipe(args: argparse.Namespace) -> Params:
     """The recipe's params with the settings of the command line."""
-    data = load_params(args.recipe).model_dump()
+    params = load_params(args.recipe)
+    data = params.model_dump()
     data["runtime"] = {"device": args.device, "threads": args.threads}
     if args.longest:
-        data["rollout"][FAMILIES[data["rollout"]["family"]].params.longest_key] = args.longest
+        data["rollout"][params.rollout.longest_key] = args.longest
     data["grpo"]["num_processes"] = args.processes
     data["grpo"]["micro_batch"] = args.micro_batch or data["grpo"]["micro_batch"]
     data["grpo"]["sharding"] = args.sharding
@@ -215,14 +216,11 @@ def main() -> None:
 
 def run(base: Path, whisper: Path | None, params: Params, args: argparse.Namespace) -> None:
     runtime: RuntimeParams = params.runtime
-    torch.set_num_threads(runtime.threads)
+    recogniser = Transcriber(whisper, params.reward.asr, runtime.threads, runtime.device) if whisper else None
+    torch.set_num_threads(runtime.threads)  # after CTranslate2, which leaves torch with one
     family = FAMILIES[params.rollout.family]
     voice = load_policy(base, family.speaker(base), params.rollout, runtime)
     texts = prompts(max(params.grpo.validation.prompts, 2 * params.grpo.prompts_per_update))
-    recogniser = None
-    if whisper:
-        recogniser = Transcriber(whisper, params.reward.asr, runtime.threads, runtime.device)
-        torch.set_num_threads(runtime.threads)  # CTranslate2 leaves torch with one
     scorer: Any = SoundScorer(params.rollout.longest / params.rollout.units_per_second, recogniser)
     clock = Clock(args.device)
     clock.watch(voice, scorer)
