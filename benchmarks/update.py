@@ -4,38 +4,45 @@
     python -m benchmarks.update FOLDER --recipe recipes/outetts-micro.yaml --size micro --device cpu
 
 FOLDER/base is the checkpoint; one of the published shapes of the recipe's family with random weights is made where
-there is none, and with `--size micro` it is the repository's own. The updates are those of the stage `train_grpo`, but
-for the reward, which is the duration of sound. With `--asr` a Whisper in transformers' layout hears every take all the
-same, converted as the stage `assets` does it, with the settings of `reward.asr`; without one its time is not in the
-figures. Random weights hardly ever end a take, so that takes have the recipe's full length. Ends with a JSON line.
+there is none, and with `--size micro` it is the repository's own. What runs is the stage `train_grpo` itself, in a
+workspace under FOLDER that holds what the stages before it would have made; only the reward is another, the duration of
+sound. With `--asr` a Whisper in transformers' layout hears every take all the same, converted as the stage `assets`
+does it, with the settings of `reward.asr`; without one its time is not in the figures. Random weights hardly ever end a
+take, so that takes have the recipe's full length. Ends with a JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from ruamel.yaml import YAML
 from trl import GRPOTrainer
 
 from benchmarks.families import FAMILIES
 from benchmarks.full_size import prompts
 from benchmarks.full_size_whisper import FILES
+from stages import train_grpo as stage
+from swaralign import artifacts
 from swaralign.conversion import to_ctranslate2
-from swaralign.params import GrpoParams, Params, RuntimeParams, load_params
+from swaralign.params import GrpoParams, Params, load_params
 from swaralign.policy import load_policy
 from swaralign.policy.base import TrainableVoice
 from swaralign.rewards.asr import Transcriber
 from swaralign.rewards.scorer import Recogniser, TakeScore
-from swaralign.training.common import write_training
 from swaralign.training.grpo import train_grpo
 from swaralign.training.launch import launch
 from swaralign.training.validation import FixedValidation
@@ -43,6 +50,8 @@ from swaralign.training.validation import FixedValidation
 PARTS = ("rollout", "decode", "score", "reference", "forward", "backward", "optimizer")
 LOUD = 0.01  # of full scale
 GOAL_MINUTES = 45.0
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("dvc.yaml", "recipes", "stages", "swaralign")  # which the stage hashes
 
 
 class SoundScorer:
@@ -209,34 +218,70 @@ def main() -> None:
     if not base.is_dir():
         family.write_base(base, 0)
     whisper = to_ctranslate2("asr", args.asr, FILES) if args.asr else None  # before several processes begin
+    workspace = args.folder / f"{params.grpo.trainable}-{args.processes}"
+    if "LOCAL_RANK" not in os.environ:
+        write_workspace(workspace, base, params)
     if launch("benchmarks.update", params.grpo, params.runtime):
         return
-    run(base, whisper, params, args)
+    run(workspace, whisper, params, args)
 
 
-def run(base: Path, whisper: Path | None, params: Params, args: argparse.Namespace) -> None:
-    runtime: RuntimeParams = params.runtime
-    recogniser = Transcriber(whisper, params.reward.asr, runtime.threads, runtime.device) if whisper else None
-    torch.set_num_threads(runtime.threads)  # after CTranslate2, which leaves torch with one
-    family = FAMILIES[params.rollout.family]
-    voice = load_policy(base, family.speaker(base), params.rollout, runtime)
+def write_workspace(folder: Path, base: Path, params: Params) -> None:
+    """A folder as the stages before `train_grpo` leave it, in place of one that is there: the checkpoint, a speaker,
+    prompts, and the code by links."""
+    shutil.rmtree(folder, ignore_errors=True)
+    data = folder / "data"
+    for name in ("merge", "split"):
+        (data / name).mkdir(parents=True)
+    for name in CODE:
+        (folder / name).symlink_to(ROOT / name)
+    YAML().dump(params.model_dump(), folder / "params.yaml")
+    (data / "merge/checkpoint").symlink_to(base.resolve())
+    artifacts.write_json(data / "assets.json", {})
+    artifacts.write_json(data / "speaker/embedding.json", FAMILIES[params.rollout.family].speaker(base))
     texts = prompts(max(params.grpo.validation.prompts, 2 * params.grpo.prompts_per_update))
+    for name in ("train", "validation"):
+        artifacts.write_parquet(data / f"split/{name}.parquet", pa.table({"extra_info": texts}))
+
+
+def run(workspace: Path, whisper: Path | None, params: Params, args: argparse.Namespace) -> None:
+    """The stage, its policy and trainer watched and its scorer replaced; prints the figures."""
+    recogniser = None
+    if whisper:
+        recogniser = Transcriber(whisper, params.reward.asr, params.runtime.threads, params.runtime.device)
     scorer: Any = SoundScorer(params.rollout.longest / params.rollout.units_per_second, recogniser)
     clock = Clock(args.device)
-    clock.watch(voice, scorer)
-    out = args.folder / f"{params.grpo.trainable}-{args.processes}"
+    kept = watch_stage(scorer, clock)
     try:
-        result = train_grpo(voice, texts, texts, scorer, params.grpo, runtime, out / "run")
+        with chdir(workspace):
+            stage.main()
     finally:
         for name, kind in (("update", clock.updates), ("validation", clock.validations)):
             for number, parts in enumerate(kind, start=1):
                 print(f"{name} {number}:", {part: round(value, 3) for part, value in parts.items()}, flush=True)
+    result = kept["result"]
     figures = report(result, clock, params, args)
-    write_training(out / "out", result, {})
     if params.grpo.sharding == "none":
-        figures["follows_weights"] = follows_weights(voice, texts[0]["text"], params.grpo)
+        figures["follows_weights"] = follows_weights(kept["voice"], prompts(1)[0]["text"], params.grpo)
     if result.trainer.is_world_process_zero():
         print(json.dumps(figures))
+
+
+def watch_stage(scorer: SoundScorer, clock: Clock) -> dict[str, Any]:
+    """Gives the stage this scorer and times what it calls; returns its `voice` and its `result`, once it has run."""
+    kept: dict[str, Any] = {}
+
+    def load(*inputs: Any) -> Any:
+        kept["voice"] = load_policy(*inputs)
+        clock.watch(kept["voice"], scorer)
+        return kept["voice"]
+
+    def train(*inputs: Any) -> Any:
+        kept["result"] = train_grpo(*inputs)
+        return kept["result"]
+
+    vars(stage).update(load_policy=load, load_scorer=lambda *_: scorer, train_grpo=train)
+    return kept
 
 
 if __name__ == "__main__":
