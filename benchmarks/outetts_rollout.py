@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swaralign.params import SamplingParams
-from swaralign.policy.outetts_rollout import Prompt, rollout
+from swaralign.policy.outetts_rollout import Prompt, sample
 
 NO_END = -1  # no token has this id
 SHAPES: dict[str, dict[str, Any]] = {
@@ -49,15 +49,15 @@ def main() -> None:
     rows = []
     for batch in args.batch:
         ids = torch.randint(config.vocab_size, (batch, args.prompt), device=args.device)
-        grown, static, ours = (
+        grown, static, rolled = (
             batch * args.tokens / seconds(run, args.device, args.repeats)
             for run in (lambda ids=ids: generate(model, ids, args.tokens, None),
                         lambda ids=ids: generate(model, ids, args.tokens, "static"),
-                        lambda ids=ids: sample(model, ids, args.tokens))
+                        lambda ids=ids: ours(model, ids, args.tokens))
         )
-        ratio = ours / max(grown, static)
-        print(f"| {batch} | {grown:.0f} | {static:.0f} | {ours:.0f} | {ratio:.2f} x |", flush=True)
-        rows.append({"batch": batch, "generate": grown, "generate_static": static, "rollout": ours, "ratio": ratio})
+        ratio = rolled / max(grown, static)
+        print(f"| {batch} | {grown:.0f} | {static:.0f} | {rolled:.0f} | {ratio:.2f} x |", flush=True)
+        rows.append({"batch": batch, "generate": grown, "generate_static": static, "rollout": rolled, "ratio": ratio})
     print(json.dumps({"size": args.size, "device": args.device, "unit": "tokens/s", "rows": rows}))
 
 
@@ -68,10 +68,10 @@ def generate(model: Any, ids: torch.Tensor, tokens: int, cache: str | None) -> N
                    cache_implementation=cache)
 
 
-def sample(model: Any, ids: torch.Tensor, tokens: int) -> None:
-    """The rollout of the voice, rows of equal length."""
+def ours(model: Any, ids: torch.Tensor, tokens: int) -> None:
+    """The rollout of the voice, its snapshot of the weights included; rows of equal length."""
     prompts = [Prompt(row, tokens, seed) for seed, row in enumerate(ids.tolist())]
-    rollout(model, prompts, NO_END, SamplingParams(temperature=0.7, top_k=0, top_p=1.0))
+    sample(model, prompts, NO_END, SamplingParams(temperature=0.7, top_k=0, top_p=1.0), len(prompts))
 
 
 def seconds(run: Callable[[], None], device: str, repeats: int) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from benchmarks.voices import checkpoint_voice
 from swaralign.params import PredictorParams, SamplingParams
@@ -15,6 +17,8 @@ from swaralign.policy.decoder import unit
 from swaralign.policy.engine import RolloutEngine
 from swaralign.policy.kernels import Residual, attend
 from swaralign.policy.kernels import draw as draw_kernel
+from swaralign.policy.outetts_cuda import TokenEngine
+from swaralign.policy.outetts_rollout import Prompt, rollout
 from swaralign.policy.sampling import draw
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "demo" / "base"
@@ -77,6 +81,28 @@ def test_draws_equal_the_plain_ones(temperature: float, top_k: int, top_p: float
     assert torch.equal(codes[:, 3], draw(logits, uniform[rows, step, 3], temperature, top_k, top_p))
     expected = torch.log_softmax(allowed / (temperature or 1.0), dim=-1)[rows, codes[:, 0]]
     torch.testing.assert_close(log_probs, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [(LlamaConfig, SamplingParams(temperature=0.9, top_k=0, top_p=1.0)),
+     (LlamaConfig, SamplingParams(temperature=0.8, top_k=0, top_p=1.0, repetition_penalty=1.3)),
+     (Qwen3Config, SamplingParams(temperature=0.7, top_k=30, top_p=0.95))],
+)
+def test_completions_of_the_engine_equal_those_of_the_model(kind: Any, sampling: SamplingParams) -> None:
+    """In float32, token for token: prompts alike and not, longer than the penalty's window and not, places refilled."""
+    torch.manual_seed(3)
+    config = kind(vocab_size=1100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, initializer_range=0.2)
+    model: Any = AutoModelForCausalLM.from_config(config).eval().to(DEVICE)
+    ids = torch.randint(1100, (3, 70)).tolist()
+    prompts = [Prompt(row, budget, seed) for seed, (row, budget) in enumerate(
+        [(ids[0], 6), (ids[0], 16), (ids[1][:9], 10), (ids[2][:20], 4), (ids[1][:9], 12)])]
+    eos = int(rollout(model, prompts[1:2], -1, sampling)[0].ids[7])  # one that ends a take early
+    expected = [rollout(model, [prompt], eos, sampling)[0] for prompt in prompts]
+    assert any(each.ended for each in expected) and not all(each.ended for each in expected)
+    for take, one in zip(TokenEngine(model, torch.float32).rollout(prompts, eos, sampling, 3), expected, strict=True):
+        assert take.ended == one.ended and np.array_equal(take.ids, one.ids)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")

@@ -1,8 +1,9 @@
-"""A Qwen3-style decoder stack as the rollout engine holds it: fused projections, folded norms, static caches.
+"""A decoder stack as the rollout engines hold it: fused projections, folded norms, static caches.
 
-The talker and its code predictor share this block structure; every rotary position of a token is the same number, so
-the talker's multimodal rotary embedding is the plain one. Norm weights are folded into the matrices that follow them.
-Prompts are prefilled here; single tokens are stepped by `frame_cpu.py` and `frame_cuda.py`, on these weights.
+The talker of Qwen3-TTS, its code predictor, Llama and Qwen3 share this block structure, but that Llama does not norm
+its heads. Every rotary position of a token of the talker is the same number, so that its multimodal rotary embedding is
+the plain one. Norm weights are folded into the matrices that follow them. Prompts are prefilled here; single tokens are
+stepped by `frame_cpu.py` and `steps_cuda.py`, on these weights.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class BlockWeights:
     """One block's weights, each a matrix for `x @ W` with the norm before it folded in.
 
     `qkv` (D, KV (G + 2) d): of each key-value head its G query heads, its key and its value stand side by side.
-    `qk_norm` (G + 1, d): weights of the query and key norms, float32, the score's scale included.
+    `qk_norm` (G + 1, d): weights of the query and key norms, ones without them; float32, the score's scale included.
     """
 
     qkv: Tensor
@@ -63,24 +64,27 @@ def unit(x: Tensor, floor: float) -> Tensor:
 
 
 class FusedDecoder:
-    """The layers of a talker or code predictor model, in the rollout's precision; the residual stream is float32.
+    """The layers of a decoder model, in the rollout's precision; the residual stream is float32.
 
-    A matrix's memory is laid out for who steps it: by input row for the CPU's loops, by output column on a GPU.
+    `by_column`: how a matrix's memory is laid out, by output column for `steps_cuda`, by input row for the CPU's loops.
+    `norms_heads`: whether queries and keys are normed, by `head_floor`.
 
     Raises:
-        ValueError: the attention projections carry biases, which no published Qwen3-TTS has.
+        ValueError: the projections carry biases, which no published voice has.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        config = model.config
-        if config.attention_bias:
-            raise ValueError("attention_bias is set in the checkpoint's config; the rollout engine knows no such model")
+    def __init__(self, model: Any, dtype: torch.dtype, by_column: bool) -> None:
+        config, self.by_column = model.config, by_column
+        for bias in ("attention_bias", "mlp_bias"):
+            if getattr(config, bias, False):
+                raise ValueError(f"{bias} is set in the checkpoint's config; the rollout engine knows no such model")
         self.dtype, self.device = dtype, model.norm.weight.device
         self.blocks = [self._block(layer) for layer in model.layers]
         self.final_norm = scaled(model.norm.weight)
         self.kv_heads, self.head_dim = config.num_key_value_heads, model.layers[0].self_attn.head_dim
         eps = float(config.rms_norm_eps)
         self.floor, self.head_floor = (eps * config.hidden_size) ** 0.5, (eps * self.head_dim) ** 0.5
+        self.norms_heads = _norms_heads(model.layers[0].self_attn)
         self.positions, self.rotary = config.max_position_embeddings, model.rotary_emb
 
     def _block(self, layer: Any) -> BlockWeights:
@@ -89,11 +93,13 @@ class FusedDecoder:
         input_norm, mlp_norm = (scaled(n.weight) for n in (layer.input_layernorm, layer.post_attention_layernorm))
         heads = [effective_weight(p).float() for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
         qkv = torch.cat([w.view(kv_heads, -1, head_dim, w.shape[1]) for w in heads], dim=1).flatten(0, 2)
-        query_norm, key_norm = scaled(attention.q_norm.weight) * attention.scaling, scaled(attention.k_norm.weight)
+        key_norm = query_norm = torch.ones(head_dim, device=qkv.device)
+        if _norms_heads(attention):
+            query_norm, key_norm = scaled(attention.q_norm.weight), scaled(attention.k_norm.weight)
         gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)]).float()
         return BlockWeights(
             qkv=self.matrix(qkv * input_norm),
-            qk_norm=torch.stack([*[query_norm] * attention.num_key_value_groups, key_norm]),
+            qk_norm=torch.stack([*[query_norm * attention.scaling] * attention.num_key_value_groups, key_norm]),
             output=self.matrix(effective_weight(attention.o_proj)),
             gate_up=self.matrix(gate_up * mlp_norm),
             down=self.matrix(effective_weight(mlp.down_proj)),
@@ -108,7 +114,7 @@ class FusedDecoder:
     def matrix(self, weight: Tensor) -> Tensor:
         """A linear layer's weight (N, K) as a matrix (K, N) of the rollout's precision."""
         weight = weight.to(self.dtype)
-        return weight.T.contiguous() if self.device.type == "cpu" else weight.contiguous().T
+        return weight.contiguous().T if self.by_column else weight.T.contiguous()
 
     def reader(self, weight: Tensor) -> Tensor:
         """(N, D) weight of a linear layer that reads this decoder's states -> (D, N), the final norm folded in."""
@@ -141,7 +147,8 @@ class FusedDecoder:
         cos, sin = self.rotary_tables(length)
         for index, block in enumerate(self.blocks):
             qkv = self._times(unit(x, self.floor), block.qkv).view(count, length, self.kv_heads, -1, self.head_dim)
-            qk = unit(qkv[..., :-1, :].float(), self.head_floor) * block.qk_norm
+            qk = qkv[..., :-1, :].float()
+            qk = (unit(qk, self.head_floor) if self.norms_heads else qk) * block.qk_norm
             qk = _rotate(qk, cos[:, None, None], sin[:, None, None]).to(self.dtype)
             query = qk[..., :-1, :].flatten(2, 3).transpose(1, 2)
             key, value = qk[..., -1, :].transpose(1, 2), qkv[..., -1, :].transpose(1, 2)
@@ -156,6 +163,10 @@ class FusedDecoder:
 
     def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
         return x.to(self.dtype) @ matrix
+
+
+def _norms_heads(attention: Any) -> bool:
+    return hasattr(attention, "q_norm")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

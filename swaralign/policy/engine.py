@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,8 +13,7 @@ from swaralign.params import PredictorParams, SamplingParams
 from swaralign.policy.decoder import FusedDecoder
 from swaralign.policy.frame_cpu import CpuFrames
 from swaralign.policy.prompt import NONE, embed_prefill, embed_text_pad
-from swaralign.policy.sampling import uniforms
-from swaralign.policy.slots import Frames, Prompt, Slots, Tables, suppressed_ids
+from swaralign.policy.slots import Frames, Prompt, Slots, Tables, serve, suppressed_ids
 
 Ids = tuple[tuple[int, ...], tuple[int, ...]]  # of a prompt: text ids, codec ids
 
@@ -42,8 +40,9 @@ class RolloutEngine:
         self.talker, self.config = model.talker, model.config
         self.speaker, self.predictor = speaker, predictor
         dtype = dtype or (torch.float32 if speaker.device.type == "cpu" else torch.bfloat16)
-        self.trunk = FusedDecoder(self.talker.model, dtype)
-        self.answerer = FusedDecoder(self.talker.code_predictor.model, dtype)
+        by_column = speaker.device.type != "cpu"
+        self.trunk = FusedDecoder(self.talker.model, dtype, by_column)
+        self.answerer = FusedDecoder(self.talker.code_predictor.model, dtype, by_column)
         self.tables = self._tables(dtype)
 
     def _tables(self, dtype: torch.dtype) -> Tables:
@@ -80,23 +79,11 @@ class RolloutEngine:
                 inputs that are no multiple of 8.
         """
         slots = self._new_slots(prompts, min(batch or len(prompts), len(prompts)))
-        stepper = self._stepper(slots, sampling)
-        waiting = deque(range(len(prompts)))
-        owners: list[int | None] = [None] * len(slots.alive)
-        takes: dict[int, Frames] = {}
-        while len(takes) < len(prompts):
-            free = [slot for slot, owner in enumerate(owners) if owner is None][: len(waiting)]
-            chosen = [waiting.popleft() for _ in free]
-            if free:
-                self._fill(slots, free, [prompts[index] for index in chosen])
-            for slot, index in zip(free, chosen, strict=True):
-                owners[slot] = index
-            stepper.advance()
-            for slot, alive in enumerate(slots.alive.tolist()):
-                owner = owners[slot]
-                if owner is not None and not alive:
-                    takes[owner], owners[slot] = slots.take(slot), None
-        return [takes[index] for index in range(len(prompts))]
+
+        def fill(free: list[int], chosen: list[int]) -> None:
+            self._fill(slots, free, [prompts[index] for index in chosen])
+
+        return serve(len(prompts), slots, fill, self._stepper(slots, sampling).advance)
 
     def _new_slots(self, prompts: Sequence[Prompt], batch: int) -> Slots:
         longest = max(len(prompt.text) + prompt.budget for prompt in prompts)
@@ -123,11 +110,7 @@ class RolloutEngine:
         size = 1 if self.speaker.device.type == "cpu" else len(distinct)
         for start in range(0, len(distinct), size):
             self._read(slots, distinct[start : start + size])
-        where = torch.tensor(free, device=self.speaker.device)
-        slots.budget[where] = torch.tensor([prompt.budget for prompt in prompts]).to(where.device)
-        frames, books = slots.uniform.shape[1] - 1, slots.uniform.shape[2]
-        slots.uniform[where, :frames] = uniforms([prompt.seed for prompt in prompts], frames, books).to(where.device)
-        slots.step[where], slots.alive[where], slots.ended[where] = 0, True, False
+        slots.begin(free, [prompt.budget for prompt in prompts], [prompt.seed for prompt in prompts])
 
     def _read(self, slots: Slots, slots_of: Sequence[tuple[Ids, list[int]]]) -> None:
         """Prefills prompts, each into its slots."""

@@ -137,7 +137,7 @@ def _set(
 def _attend(
     qkv_ptr, norm_ptr, cos_ptr, sin_ptr, position_ptr, keys_ptr, values_ptr, out_ptr, floor, length,
     KV: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, BT: tl.constexpr, SAME: tl.constexpr,
-    EARLY: tl.constexpr,
+    NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     place, size = tl.program_id(0), 2 * HALF
     g, low, full = tl.arange(0, 16), tl.arange(0, HALF), tl.arange(0, 2 * HALF)
@@ -145,13 +145,16 @@ def _attend(
     keys, values = keys_ptr + place * length * size, values_ptr + place * length * size
     _await(EARLY)
     position = tl.load(position_ptr if SAME else position_ptr + place // KV).to(tl.int32)
-    # Queries and, in row GROUPS, the key: all are normed and rotated alike.
+    # Queries and, in row GROUPS, the key: all are scaled and rotated alike.
     at, real = g[:, None] * size + low[None, :], (g <= GROUPS)[:, None]
     first = tl.load(part + at, mask=real, other=0.0).to(tl.float32)
     second = tl.load(part + at + HALF, mask=real, other=0.0).to(tl.float32)
-    scale = 1 / tl.sqrt(tl.sum(first * first + second * second, axis=1) + floor * floor)
-    first = first * scale[:, None] * tl.load(norm_ptr + at, mask=real, other=0.0)
-    second = second * scale[:, None] * tl.load(norm_ptr + at + HALF, mask=real, other=0.0)
+    if NORM:
+        scale = 1 / tl.sqrt(tl.sum(first * first + second * second, axis=1) + floor * floor)
+        first *= scale[:, None]
+        second *= scale[:, None]
+    first *= tl.load(norm_ptr + at, mask=real, other=0.0)
+    second *= tl.load(norm_ptr + at + HALF, mask=real, other=0.0)
     cos = tl.load(cos_ptr + position * HALF + low)[None, :]
     sin = tl.load(sin_ptr + position * HALF + low)[None, :]
     q_low, q_high = first * cos - second * sin, second * cos + first * sin
@@ -184,17 +187,18 @@ def _attend(
 
 def attend(
     qkv: Tensor, norm: Tensor, tables: tuple[Tensor, Tensor], position: Tensor, keys: Tensor, values: Tensor,
-    out: Tensor, floor: float,
+    out: Tensor, floor: float | None,
 ) -> None:
     """One new token a row: norms and rotates queries and keys, writes the cache, attends to what stands there.
 
-    `qkv` (B, KV (G + 2) d) and `norm` (G + 1, d) as in `decoder.BlockWeights`, G at most 15; `tables` cosines and
-    sines; `position` (B,), or (1,) for all rows; `keys`, `values` (B, KV, length, d); `out` (B, KV G d).
+    `qkv` (B, KV (G + 2) d) and `norm` (G + 1, d) as in `decoder.BlockWeights`, G at most 15, d a power of two from 32;
+    `tables` cosines and sines; `position` (B,), or (1,) for all rows; `keys`, `values` (B, KV, length, d); `out`
+    (B, KV G d); `floor` None: queries and keys are only multiplied by `norm`.
     """
     batch, kv_heads, length, size = keys.shape
     _attend[(batch * kv_heads,)](
-        qkv, norm, *tables, position, keys, values, out, floor, length, KV=kv_heads, GROUPS=len(norm) - 1,
-        HALF=size // 2, BT=16 if length <= 16 else 64, SAME=len(position) == 1, EARLY=EARLY,
+        qkv, norm, *tables, position, keys, values, out, floor or 0.0, length, KV=kv_heads, GROUPS=len(norm) - 1,
+        HALF=size // 2, BT=16 if length <= 16 else 64, SAME=len(position) == 1, NORM=floor is not None, EARLY=EARLY,
         num_warps=1 if length <= 16 else 4, **LAUNCH,
     )
 

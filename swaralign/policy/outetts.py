@@ -19,7 +19,7 @@ from swaralign.policy.base import Take
 from swaralign.policy.dac import DacCodec, fade, load_dac, to_level
 from swaralign.policy.flat_tokenizer import id_tokenizer
 from swaralign.policy.outetts_prompt import EOS, CodeTokens, Profile, completion_prompt, normalise_text, read_profile
-from swaralign.policy.outetts_rollout import Completion, Prompt, rollout, snapshot
+from swaralign.policy.outetts_rollout import Completion, Prompt, sample
 
 CODEC = "codec"  # the folder of a checkpoint that holds its codec
 LORA_TARGETS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
@@ -66,19 +66,11 @@ class OuteTtsVoice:
         return min(s.max_tokens, s.base_tokens + round(s.tokens_per_text_token * spoken))
 
     def rollout(self, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams) -> list[Take]:
-        """One take a text. Rows run side by side, `rollout.batch_size` at a time, those of like budgets together."""
-        device = self.model.device
-        frozen = snapshot(self.model, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        """One take a text. Rows run side by side, `rollout.batch_size` at a time."""
         pairs = zip(texts, seeds, strict=True)
         prompts = [Prompt(self.encode(text), self.token_budget(text), seed) for text, seed in pairs]
-        order = sorted(range(len(prompts)), key=lambda i: (prompts[i].budget, len(prompts[i].ids)))
-        takes: dict[int, Take] = {}
-        for start in range(0, len(order), self.settings.batch_size):
-            chosen = order[start : start + self.settings.batch_size]
-            completions = rollout(frozen, [prompts[i] for i in chosen], self.eos, sampling)
-            for index, completion in zip(chosen, completions, strict=True):
-                takes[index] = self._take(completion, prompts[index].seed)
-        return [takes[index] for index in range(len(prompts))]
+        completions = sample(self.model, prompts, self.eos, sampling, self.settings.batch_size)
+        return [self._take(each, prompt.seed) for each, prompt in zip(completions, prompts, strict=True)]
 
     def _take(self, completion: Completion, seed: int) -> Take:
         ids = completion.ids

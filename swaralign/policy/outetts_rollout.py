@@ -1,6 +1,7 @@
 """Batched sampling from a causal language model: a cache of fixed size, one uniform number a token, own draws a row.
 
-Rows stand side by side, left-padded, and leave the batch when they end. What a row draws depends on its own seed alone.
+What a row draws depends on its own seed alone. Here rows stand side by side, left-padded, and leave the batch when they
+end, by the model's own code; a GPU has an engine of its own, `outetts_cuda.py`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,30 @@ def snapshot(model: Any, dtype: torch.dtype) -> Any:
     return copy.to(base.device).eval()
 
 
+def sample(
+    model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams, batch: int
+) -> list[Completion]:
+    """Every prompt's completion, `batch` of them side by side, by the weights that a model has now.
+
+    `model`: a causal language model, or a PEFT model around one. On a GPU the weights are bfloat16, else float32.
+
+    Raises:
+        ValueError: a prompt and its budget are longer than the positions that the model knows.
+    """
+    if model.device.type == "cuda":
+        from swaralign.policy import outetts_cuda
+
+        if outetts_cuda.fits(model.config):
+            return outetts_cuda.TokenEngine(model, torch.bfloat16).rollout(prompts, eos, sampling, batch)
+    frozen = snapshot(model, torch.bfloat16 if model.device.type == "cuda" else torch.float32)
+    order = sorted(range(len(prompts)), key=lambda index: (prompts[index].budget, len(prompts[index].ids)))
+    done: dict[int, Completion] = {}
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        done |= zip(chosen, rollout(frozen, [prompts[index] for index in chosen], eos, sampling), strict=True)
+    return [done[index] for index in range(len(prompts))]
+
+
 @torch.inference_mode()
 def rollout(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams) -> list[Completion]:
     """Samples every prompt side by side from `model`, until each has drawn `eos` or has spent its budget.
@@ -70,6 +95,14 @@ def rollout(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingP
         if not len(batch.rows):
             break
     return batch.results()
+
+
+def penalised(logits: Tensor, window: Tensor, penalty: float) -> Tensor:
+    """(B, V) logits, float32: those of tokens in the window (B, n), each counted once, over the penalty if positive,
+    else times it."""
+    logits = logits.float()
+    recent = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, window, True)
+    return torch.where(recent, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 class _Cache:
@@ -136,7 +169,10 @@ class _Batch:
     def advance(self, step: int, eos: int) -> None:
         """Draws one token for every row, then drops the rows that ended or have spent their budget."""
         s, slot = self.sampling, self.width + step
-        logits = self._penalised(slot) if s.repetition_penalty > 1 else self.logits
+        logits = self.logits
+        if s.repetition_penalty > 1:
+            # A row that is shorter than the window is padded with its own first token, which it then holds anyhow.
+            logits = penalised(logits, self.history[:, max(0, slot - PENALTY_WINDOW) : slot], s.repetition_penalty)
         token = draw(logits, self.uniform[self.rows, step, 0], s.temperature, s.top_k, s.top_p)
         for row, drawn in zip(self.rows.tolist(), token.tolist(), strict=True):
             self.drawn[row].append(drawn)
@@ -146,16 +182,6 @@ class _Batch:
         self._keep(speaking)
         if len(self.rows):
             self.logits = self._step(slot)
-
-    def _penalised(self, slot: int) -> Tensor:
-        """Logits of the tokens among the last 64, each counted once: over the penalty if positive, else times it.
-
-        A row that is shorter than the window is padded with its own first token, which the window then holds anyhow.
-        """
-        logits, penalty = self.logits.float(), self.sampling.repetition_penalty
-        window = self.history[:, max(0, slot - PENALTY_WINDOW) : slot]
-        recent = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, window, True)
-        return torch.where(recent, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
     def _keep(self, chosen: Tensor) -> None:
         if bool(chosen.all()):

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+BLOCK = 1024
 
 
 def uniforms(seeds: Sequence[int], steps: int, draws: int) -> Tensor:
@@ -38,11 +41,18 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     return logits.masked_fill(tail.scatter(-1, order, tail), -torch.inf)
 
 
+def _running_sum(x: Tensor) -> Tensor:
+    """(B, V) cumulative sums along V, float64. In blocks, which a GPU adds up side by side, a row only in one go."""
+    blocks = F.pad(x.double(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK)).cumsum(dim=-1)
+    before = F.pad(blocks[..., -1].cumsum(dim=-1), (1, -1))
+    return (blocks + before.unsqueeze(-1)).flatten(-2)[..., : x.shape[-1]]
+
+
 def draw(logits: Tensor, uniform: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """Draws one token a row: `logits` (B, V), `uniform` (B,) in [0, 1) -> (B,) ids. Temperature 0 is greedy."""
     if temperature == 0:
         return logits.argmax(dim=-1)
-    cumulative = probabilities(logits, temperature, top_k, top_p).cumsum(dim=-1)
+    cumulative = _running_sum(probabilities(logits, temperature, top_k, top_p))
     # Scaling by the sum keeps a rounding error in the last place from stepping past the last possible token.
     threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
     return (cumulative <= threshold).sum(dim=-1)

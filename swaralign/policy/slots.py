@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swaralign.policy.decoder import Cache
+from swaralign.policy.sampling import uniforms
 
 MIN_FRAMES = 2  # the official sampler never ends a take before two frames
 SPECIAL_IDS = 1024  # the talker's last ids: control tokens, none of them a code
@@ -100,8 +102,41 @@ class Slots:
             log_probs=torch.zeros(batch, frames + 1, device=device),
         )
 
+    def begin(self, free: Sequence[int], budgets: Sequence[int], seeds: Sequence[int]) -> None:
+        """Starts a take in each of these slots, whose prompt has been read."""
+        where = torch.tensor(free, device=self.x.device)
+        frames, books = self.uniform.shape[1] - 1, self.uniform.shape[2]
+        self.budget[where] = torch.tensor(budgets).to(where.device)
+        self.uniform[where, :frames] = uniforms(seeds, frames, books).to(where.device)
+        self.step[where], self.alive[where], self.ended[where] = 0, True, False
+
     def take(self, slot: int) -> Frames:
         """The finished take of a slot."""
         count, ended = int(self.step[slot]), bool(self.ended[slot])
         log_probs = self.log_probs[slot, : count + int(ended)]
         return Frames(self.codes[slot, :count].cpu().numpy().copy(), ended, log_probs.cpu().numpy().copy())
+
+
+def serve(
+    count: int, slots: Slots, fill: Callable[[list[int], list[int]], None], advance: Callable[[], None]
+) -> list[Frames]:
+    """Has `count` prompts spoken, in the order of their numbers: a take that ends makes room for the next.
+
+    `fill` puts the prompts of these numbers (second) into these slots (first); `advance` samples for a while.
+    """
+    waiting = deque(range(count))
+    owners: list[int | None] = [None] * len(slots.alive)
+    takes: dict[int, Frames] = {}
+    while len(takes) < count:
+        free = [slot for slot, owner in enumerate(owners) if owner is None][: len(waiting)]
+        chosen = [waiting.popleft() for _ in free]
+        if free:
+            fill(free, chosen)
+        for slot, index in zip(free, chosen, strict=True):
+            owners[slot] = index
+        advance()
+        for slot, alive in enumerate(slots.alive.tolist()):
+            owner = owners[slot]
+            if owner is not None and not alive:
+                takes[owner], owners[slot] = slots.take(slot), None
+    return [takes[index] for index in range(count)]
