@@ -94,14 +94,16 @@ def test_completions_of_the_engine_equal_those_of_the_model(kind: Any, sampling:
     torch.manual_seed(3)
     config = kind(vocab_size=1100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, initializer_range=0.2)
-    model: Any = AutoModelForCausalLM.from_config(config).eval().to(DEVICE)
-    ids = torch.randint(1100, (3, 70)).tolist()
-    prompts = [Prompt(row, budget, seed) for seed, (row, budget) in enumerate(
-        [(ids[0], 6), (ids[0], 16), (ids[1][:9], 10), (ids[2][:20], 4), (ids[1][:9], 12)])]
-    eos = int(rollout(model, prompts[1:2], -1, sampling)[0].ids[7])  # one that ends a take early
-    expected = [rollout(model, [prompt], eos, sampling)[0] for prompt in prompts]
+    with torch.device("cpu"):
+        model: Any = AutoModelForCausalLM.from_config(config).eval()
+        ids = torch.randint(1100, (3, 70)).tolist()
+        prompts = [Prompt(row, budget, seed) for seed, (row, budget) in enumerate(
+            [(ids[0], 6), (ids[0], 16), (ids[1][:9], 10), (ids[2][:20], 4), (ids[1][:9], 12)])]
+        eos = int(rollout(model, prompts[1:2], -1, sampling)[0].ids[7])  # one that ends a take early
+        expected = [rollout(model, [prompt], eos, sampling)[0] for prompt in prompts]
+        takes = TokenEngine(model.to(DEVICE), torch.float32).rollout(prompts, eos, sampling, 3)
     assert any(each.ended for each in expected) and not all(each.ended for each in expected)
-    for take, one in zip(TokenEngine(model, torch.float32).rollout(prompts, eos, sampling, 3), expected, strict=True):
+    for take, one in zip(takes, expected, strict=True):
         assert take.ended == one.ended and np.array_equal(take.ids, one.ids)
 
 
