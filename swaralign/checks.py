@@ -94,13 +94,12 @@ def engines(reward: RewardParams) -> Fact:
 
 
 def tracker(tracking: TrackingParams) -> Fact:
-    """Whether the package of the tracker is installed, by the rule of `load_tracker`."""
-    kind = tracking.tracker
-    # A folder of that name, as a tracker leaves one, has no origin.
-    if kind != "none" and getattr(importlib.util.find_spec(kind), "origin", None) is None:
-        return Fact("tracker", f"tracking.tracker is {kind}, which is not installed; "
-                               f"`pip install -c constraints.txt -e '.[{kind}]'`, or set it to none", ok=False)
-    return Fact("tracker", kind)
+    """Whether the package of the tracker is installed."""
+    try:
+        tracking.check_installed()
+    except ValueError as error:
+        return Fact("tracker", str(error), ok=False)
+    return Fact("tracker", tracking.tracker)
 
 
 def _product(prompts: int, samples: int, what: str) -> str:

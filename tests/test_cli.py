@@ -138,7 +138,7 @@ def test_a_tracker_that_is_not_installed_and_a_token_that_is_not_set(
     monkeypatch.setitem(sys.modules, "wandb", None)
     engines, tracker = faults(clone)
     assert engines.found == "reward.http.token_env is VOICE_TOKEN, but that environment variable is not set"
-    assert "tracking.tracker is wandb, which is not installed" in tracker.found
+    assert "tracking.tracker is 'wandb', but its package is not installed" in tracker.found
     monkeypatch.setenv("VOICE_TOKEN", "secret")
     assert faults(clone) == [tracker]
 

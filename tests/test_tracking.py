@@ -11,9 +11,8 @@ from ruamel.yaml import YAML
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from swaralign.artifacts import fingerprint
-from swaralign.params import DpoParams, Params, parse_params
+from swaralign.params import DpoParams, Params, parse_params, runtime
 from swaralign.runs import stage_inputs
-from swaralign.training import tracking
 from swaralign.training.dpo import train_dpo
 from swaralign.training.tracking import load_tracker
 from tests.voices import PROMPTS, LengthScorer, qwen3_tts
@@ -56,7 +55,7 @@ def test_tensorboard_gets_curves_seed_and_params(
 
 
 def test_a_tracker_that_is_not_installed_is_refused(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtime, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"tracker is 'wandb', but its package is not installed: `pip inst.*\[wandb"):
         load_tracker(with_tracker(demo, "wandb"), "train_kto")
     assert load_tracker(with_tracker(demo, "none"), "train_kto").arguments(Path("runs/a/b"))["report_to"] == "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,6 +18,13 @@ class RuntimeParams(Section):
 class TrackingParams(Section):
     tracker: Literal["none", "tensorboard", "trackio", "wandb"]
     project: str
+
+    def check_installed(self) -> None:
+        """Raises ValueError if the tracker's package is not installed."""
+        # A folder of that name, as a tracker leaves one, has no origin.
+        if self.tracker != "none" and getattr(find_spec(self.tracker), "origin", None) is None:
+            raise ValueError(f"tracking.tracker is {self.tracker!r}, but its package is not installed: "
+                             f"`pip install -c constraints.txt -e '.[{self.tracker}]'`, or set it to none")
 
 
 class FlowParams(Section):

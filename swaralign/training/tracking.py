@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +60,9 @@ def load_tracker(params: Params, stage: str) -> Tracker:
 
     Raises ValueError if the package of `tracking.tracker` is not installed.
     """
-    kind = params.tracking.tracker
-    if kind != "none" and getattr(find_spec(kind), "origin", None) is None:  # a folder of that name has none
-        raise ValueError(f"tracking.tracker is {kind!r}, but its package is not installed: "
-                         f"`pip install -c constraints.txt -e '.[{kind}]'`, or set it to none")
+    params.tracking.check_installed()
     seed = getattr(params, stage.removeprefix("train_")).seed
-    return Tracker(kind, params.tracking.project, seed, params.model_dump())
+    return Tracker(params.tracking.tracker, params.tracking.project, seed, params.model_dump())
 
 
 class _TensorBoard(TensorBoardCallback):
