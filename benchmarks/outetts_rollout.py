@@ -18,7 +18,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swaralign.params import SamplingParams
-from swaralign.policy.outetts_rollout import Prompt, sample
+from swaralign.policy.outetts import sample_completions
+from swaralign.policy.outetts_rollout import Prompt
 
 NO_END = -1  # no token has this id
 SHAPES: dict[str, dict[str, Any]] = {
@@ -71,7 +72,7 @@ def generate(model: Any, ids: torch.Tensor, tokens: int, cache: str | None) -> N
 def ours(model: Any, ids: torch.Tensor, tokens: int) -> None:
     """The rollout of the voice, its snapshot of the weights included; rows of equal length."""
     prompts = [Prompt(row, tokens, seed) for seed, row in enumerate(ids.tolist())]
-    sample(model, prompts, NO_END, SamplingParams(temperature=0.7, top_k=0, top_p=1.0), len(prompts))
+    sample_completions(model, prompts, NO_END, SamplingParams(temperature=0.7, top_k=0, top_p=1.0), len(prompts))
 
 
 def seconds(run: Callable[[], None], device: str, repeats: int) -> float:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import time
 from collections import Counter
@@ -44,14 +43,14 @@ from swaralign.policy.base import TrainableVoice
 from swaralign.rewards.asr import Transcriber
 from swaralign.rewards.scorer import Recogniser, TakeScore
 from swaralign.training.grpo import train_grpo
-from swaralign.training.launch import launch
+from swaralign.training.launch import launch, launched
 from swaralign.training.validation import FixedValidation
 
 PARTS = ("rollout", "decode", "score", "reference", "forward", "backward", "optimizer")
 LOUD = 0.01  # of full scale
 GOAL_MINUTES = 45.0
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("dvc.yaml", "recipes", "stages", "swaralign")  # which the stage hashes
+CODE = ("dvc.yaml", "recipes", "stages", "swaralign")  # which the stage reads or hashes
 
 
 class SoundScorer:
@@ -219,7 +218,7 @@ def main() -> None:
         family.write_base(base, 0)
     whisper = to_ctranslate2("asr", args.asr, FILES) if args.asr else None  # before several processes begin
     workspace = args.folder / f"{params.grpo.trainable}-{args.processes}"
-    if "LOCAL_RANK" not in os.environ:
+    if not launched():
         write_workspace(workspace, base, params)
     if launch("benchmarks.update", params.grpo, params.runtime):
         return
@@ -229,7 +228,8 @@ def main() -> None:
 def write_workspace(folder: Path, base: Path, params: Params) -> None:
     """A folder as the stages before `train_grpo` leave it, in place of one that is there: the checkpoint, a speaker,
     prompts, and the code by links."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     data = folder / "data"
     for name in ("merge", "split"):
         (data / name).mkdir(parents=True)
@@ -271,16 +271,16 @@ def watch_stage(scorer: SoundScorer, clock: Clock) -> dict[str, Any]:
     """Gives the stage this scorer and times what it calls; returns its `voice` and its `result`, once it has run."""
     kept: dict[str, Any] = {}
 
-    def load(*inputs: Any) -> Any:
-        kept["voice"] = load_policy(*inputs)
+    def load(*inputs: Any, **named: Any) -> Any:
+        kept["voice"] = load_policy(*inputs, **named)
         clock.watch(kept["voice"], scorer)
         return kept["voice"]
 
-    def train(*inputs: Any) -> Any:
-        kept["result"] = train_grpo(*inputs)
+    def train(*inputs: Any, **named: Any) -> Any:
+        kept["result"] = train_grpo(*inputs, **named)
         return kept["result"]
 
-    vars(stage).update(load_policy=load, load_scorer=lambda *_: scorer, train_grpo=train)
+    vars(stage).update(load_policy=load, load_scorer=lambda *_, **__: scorer, train_grpo=train)
     return kept
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
@@ -17,8 +18,8 @@ from swaralign.policy.decoder import unit
 from swaralign.policy.engine import RolloutEngine
 from swaralign.policy.kernels import Residual, attend
 from swaralign.policy.kernels import draw as draw_kernel
-from swaralign.policy.outetts_cuda import TokenEngine
-from swaralign.policy.outetts_rollout import Prompt, rollout
+from swaralign.policy.outetts_cuda import TokenEngine, fits
+from swaralign.policy.outetts_rollout import Prompt, rollout_batch, snapshot
 from swaralign.policy.sampling import draw
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "demo" / "base"
@@ -96,15 +97,33 @@ def test_completions_of_the_engine_equal_those_of_the_model(kind: Any, sampling:
                   num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, initializer_range=0.2)
     with torch.device("cpu"):
         model: Any = AutoModelForCausalLM.from_config(config).eval()
-        ids = torch.randint(1100, (3, 70)).tolist()
+        if sampling.repetition_penalty > 1:  # with an adapter for once
+            model = get_peft_model(model, LoraConfig(r=4, target_modules=r".*_proj"))
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(weight, std=0.3)
+        plain, ids = snapshot(model, torch.float32), torch.randint(1100, (3, 70)).tolist()
         prompts = [Prompt(row, budget, seed) for seed, (row, budget) in enumerate(
-            [(ids[0], 6), (ids[0], 16), (ids[1][:9], 10), (ids[2][:20], 4), (ids[1][:9], 12)])]
-        eos = int(rollout(model, prompts[1:2], -1, sampling)[0].ids[7])  # one that ends a take early
-        expected = [rollout(model, [prompt], eos, sampling)[0] for prompt in prompts]
+            [(ids[0], 6), (ids[0], 16), (ids[1][:9], 10), (ids[2][:60], 12), (ids[1][:9], 4)])]
+        eos = int(rollout_batch(plain, prompts[1:2], -1, sampling)[0].ids[7])  # one that ends a take early
+        expected = [rollout_batch(plain, [prompt], eos, sampling)[0] for prompt in prompts]
         takes = TokenEngine(model.to(DEVICE), torch.float32).rollout(prompts, eos, sampling, 3)
     assert any(each.ended for each in expected) and not all(each.ended for each in expected)
     for take, one in zip(takes, expected, strict=True):
         assert take.ended == one.ended and np.array_equal(take.ids, one.ids)
+
+
+def test_models_that_the_kernels_know() -> None:
+    llama = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    assert fits(LlamaConfig(**llama, head_dim=32)) and fits(Qwen3Config(**llama, head_dim=128))
+    for changed in ({"head_dim": 24}, {"head_dim": 16}, {"head_dim": 32, "attention_bias": True},
+                    {"head_dim": 32, "hidden_act": "gelu"},
+                    {"head_dim": 32, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+                    {"head_dim": 32, "intermediate_size": 100},
+                    {"head_dim": 32, "num_attention_heads": 16, "num_key_value_heads": 1}):
+        assert not fits(LlamaConfig(**{**llama, **changed}))
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    assert not fits(Qwen3Config(**llama, head_dim=32, **windows))
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")

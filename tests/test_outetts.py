@@ -16,9 +16,9 @@ from transformers import DynamicCache, LogitsProcessorList, TemperatureLogitsWar
 from swaralign.params import OuteTtsRolloutParams, RuntimeParams, SamplingParams
 from swaralign.policy import load_policy
 from swaralign.policy.base import Take
-from swaralign.policy.outetts import OuteTtsVoice
+from swaralign.policy.outetts import OuteTtsVoice, sample_completions
 from swaralign.policy.outetts_prompt import completion_prompt
-from swaralign.policy.outetts_rollout import Completion, Prompt, rollout, snapshot
+from swaralign.policy.outetts_rollout import Completion, Prompt, rollout_batch, snapshot
 from swaralign.policy.sampling import uniforms
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def test_rollout_equals_a_plain_loop(voice: OuteTtsVoice, sampling: SamplingPara
 def test_rollout_equals_a_plain_loop_where_prompts_are_shorter_than_the_penalty_window(voice: OuteTtsVoice) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.5)
     prompts = [Prompt(list(range(40, 40 + length)), 30, length) for length in (2, 30, 60)]
-    for prompt, completion in zip(prompts, rollout(voice.model, prompts, voice.eos, sampling), strict=True):
+    for prompt, completion in zip(prompts, rollout_batch(voice.model, prompts, voice.eos, sampling), strict=True):
         assert np.array_equal(completion.ids, plain_rollout(voice.model, prompt, voice.eos, sampling).ids)
 
 
@@ -215,4 +215,4 @@ def test_bad_input_is_named(voice: OuteTtsVoice) -> None:
     with pytest.raises(ValueError, match="the speaker is not a speaker profile"):
         load_policy(BASE, [0.1, 0.2], SETTINGS, RuntimeParams(device="cpu", threads=1))
     with pytest.raises(ValueError, match=r"need more positions than the model's 4096; lower rollout\.max_tokens"):
-        rollout(voice.model, [Prompt([1] * 4000, 97, 0)], voice.eos, PLAIN)
+        sample_completions(voice.model, [Prompt([1] * 4000, 97, 0)], voice.eos, PLAIN, 1)

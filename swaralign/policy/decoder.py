@@ -79,12 +79,12 @@ class FusedDecoder:
             if getattr(config, bias, False):
                 raise ValueError(f"{bias} is set in the checkpoint's config; the rollout engine knows no such model")
         self.dtype, self.device = dtype, model.norm.weight.device
+        self.norms_heads = hasattr(model.layers[0].self_attn, "q_norm")
         self.blocks = [self._block(layer) for layer in model.layers]
         self.final_norm = scaled(model.norm.weight)
         self.kv_heads, self.head_dim = config.num_key_value_heads, model.layers[0].self_attn.head_dim
         eps = float(config.rms_norm_eps)
         self.floor, self.head_floor = (eps * config.hidden_size) ** 0.5, (eps * self.head_dim) ** 0.5
-        self.norms_heads = _norms_heads(model.layers[0].self_attn)
         self.positions, self.rotary = config.max_position_embeddings, model.rotary_emb
 
     def _block(self, layer: Any) -> BlockWeights:
@@ -94,7 +94,7 @@ class FusedDecoder:
         heads = [effective_weight(p).float() for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
         qkv = torch.cat([w.view(kv_heads, -1, head_dim, w.shape[1]) for w in heads], dim=1).flatten(0, 2)
         key_norm = query_norm = torch.ones(head_dim, device=qkv.device)
-        if _norms_heads(attention):
+        if self.norms_heads:
             query_norm, key_norm = scaled(attention.q_norm.weight), scaled(attention.k_norm.weight)
         gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)]).float()
         return BlockWeights(
@@ -127,7 +127,7 @@ class FusedDecoder:
             ValueError: `length` is beyond the positions that the model knows.
         """
         if length > self.positions:
-            raise ValueError(f"a prompt and its frame budget need {length} positions; the model has {self.positions}")
+            raise ValueError(f"a prompt and its budget need {length} positions; the model has {self.positions}")
         shape = (2, len(self.blocks), batch, self.kv_heads, length, self.head_dim)
         keys, values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return Cache(keys, values)
@@ -163,10 +163,6 @@ class FusedDecoder:
 
     def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
         return x.to(self.dtype) @ matrix
-
-
-def _norms_heads(attention: Any) -> bool:
-    return hasattr(attention, "q_norm")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class RolloutEngine:
         def fill(free: list[int], chosen: list[int]) -> None:
             self._fill(slots, free, [prompts[index] for index in chosen])
 
-        return serve(len(prompts), slots, fill, self._stepper(slots, sampling).advance)
+        return serve(len(prompts), slots, fill, self._stepper(slots, sampling).advance, slots.take)
 
     def _new_slots(self, prompts: Sequence[Prompt], batch: int) -> Slots:
         longest = max(len(prompt.text) + prompt.budget for prompt in prompts)

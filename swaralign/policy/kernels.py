@@ -1,4 +1,4 @@
-"""The kernels of a frame on a GPU. They replace some thirty operations a layer, which would each cost a launch.
+"""The kernels of a frame, or a token, on a GPU, for some thirty operations a layer that would each cost a launch.
 
 Activations between kernels and the cache have the weights' type, the residual stream and all sums are float32.
 """
@@ -189,7 +189,7 @@ def attend(
     qkv: Tensor, norm: Tensor, tables: tuple[Tensor, Tensor], position: Tensor, keys: Tensor, values: Tensor,
     out: Tensor, floor: float | None,
 ) -> None:
-    """One new token a row: norms and rotates queries and keys, writes the cache, attends to what stands there.
+    """One new token a row: scales and rotates queries and keys, writes the cache, attends to what stands there.
 
     `qkv` (B, KV (G + 2) d) and `norm` (G + 1, d) as in `decoder.BlockWeights`, G at most 15, d a power of two from 32;
     `tables` cosines and sines; `position` (B,), or (1,) for all rows; `keys`, `values` (B, KV, length, d); `out`

@@ -5,8 +5,10 @@ Every token of a completion is the policy's own: words, features, codes and the 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from swaralign.policy.base import Take
 from swaralign.policy.dac import DacCodec, fade, load_dac, to_level
 from swaralign.policy.flat_tokenizer import id_tokenizer
 from swaralign.policy.outetts_prompt import EOS, CodeTokens, Profile, completion_prompt, normalise_text, read_profile
-from swaralign.policy.outetts_rollout import Completion, Prompt, sample
+from swaralign.policy.outetts_rollout import Completion, Prompt, rollout
 
+log = logging.getLogger(__name__)
 CODEC = "codec"  # the folder of a checkpoint that holds its codec
 LORA_TARGETS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 
@@ -66,10 +69,14 @@ class OuteTtsVoice:
         return min(s.max_tokens, s.base_tokens + round(s.tokens_per_text_token * spoken))
 
     def rollout(self, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams) -> list[Take]:
-        """One take a text. Rows run side by side, `rollout.batch_size` at a time."""
+        """One take a text, `rollout.batch_size` of them side by side.
+
+        Raises:
+            ValueError: there is nothing to speak in a text, or it is longer than the model's positions.
+        """
         pairs = zip(texts, seeds, strict=True)
         prompts = [Prompt(self.encode(text), self.token_budget(text), seed) for text, seed in pairs]
-        completions = sample(self.model, prompts, self.eos, sampling, self.settings.batch_size)
+        completions = sample_completions(self.model, prompts, self.eos, sampling, self.settings.batch_size)
         return [self._take(each, prompt.seed) for each, prompt in zip(completions, prompts, strict=True)]
 
     def _take(self, completion: Completion, seed: int) -> Take:
@@ -95,6 +102,36 @@ class OuteTtsVoice:
         names = [f"<{index}>" for index in range(self.model.config.vocab_size)]
         padding = self.tokenizer.get_vocab()[self.padding]
         return id_tokenizer(names, eos=names[self.eos], pad=names[padding])
+
+
+def sample_completions(
+    model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams, batch: int
+) -> list[Completion]:
+    """Every prompt's completion, `batch` of them side by side, by the weights that a model has now.
+
+    `model`: a causal language model, or a PEFT model around one. On a GPU the weights are bfloat16, else float32.
+
+    Raises:
+        ValueError: a prompt and its budget are longer than the positions that the model knows.
+    """
+    known = model.config.max_position_embeddings
+    for prompt in prompts:
+        if len(prompt.ids) + prompt.budget > known:
+            raise ValueError(f"a prompt of {len(prompt.ids)} tokens and a budget of {prompt.budget} need more "
+                             f"positions than the model's {known}; lower rollout.max_tokens, or use a shorter "
+                             "speaker clip")
+    if model.device.type == "cuda":
+        from swaralign.policy import outetts_cuda  # needs Triton, which only a GPU's PyTorch brings
+
+        if outetts_cuda.fits(model.config):
+            return outetts_cuda.TokenEngine(model, torch.bfloat16).rollout(prompts, eos, sampling, batch)
+        _warn_of_slow(model.config.model_type)
+    return rollout(model, prompts, eos, sampling, batch)
+
+
+@cache
+def _warn_of_slow(model_type: str) -> None:
+    log.warning("the GPU's kernels do not know this %s; its own code samples it, several times slower", model_type)
 
 
 def load_voice(

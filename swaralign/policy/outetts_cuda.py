@@ -17,17 +17,28 @@ from swaralign.params import SamplingParams
 from swaralign.policy.decoder import FusedDecoder, effective_weight
 from swaralign.policy.outetts_rollout import PENALTY_WINDOW, Completion, Prompt, penalised
 from swaralign.policy.sampling import draw
-from swaralign.policy.slots import Frames, Slots, serve
+from swaralign.policy.slots import Slots, serve
 from swaralign.policy.steps_cuda import Steps, capture
 
 TOKENS_A_POLL = 16  # tokens between two looks at which takes have ended
+FULL = "full_attention"
+ROPES = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
 PREFILL_TOKENS = 32_768  # of all prompts that are read side by side
 
 
 def fits(config: Any) -> bool:
-    """Whether the kernels know a model of this configuration: its heads need a size that is a power of two from 32."""
+    """Whether the kernels know a model of this configuration: a Llama or Qwen3 without biases or sliding windows, its
+    rotary angles fixed, its widths multiples of 16, with heads of a power of two from 32, at most 15 for each key."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return size >= 32 and size & (size - 1) == 0
+    widths = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
+    return (
+        config.model_type in ("llama", "qwen3") and config.hidden_act == "silu"
+        and not getattr(config, "attention_bias", False) and not getattr(config, "mlp_bias", False)
+        and set(getattr(config, "layer_types", None) or [FULL]) == {FULL}
+        and (config.rope_parameters or {}).get("rope_type", "default") in ROPES
+        and not any(width % 16 for width in widths) and size >= 32 and size & (size - 1) == 0
+        and config.num_attention_heads // config.num_key_value_heads <= 15
+    )
 
 
 class TokenEngine:
@@ -45,7 +56,11 @@ class TokenEngine:
 
     @torch.inference_mode()
     def rollout(self, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams, batch: int) -> list[Completion]:
-        """Samples every prompt, `batch` side by side: a take that ends makes room for the next, long budgets first."""
+        """Samples every prompt, `batch` side by side: a take that ends makes room for the next, long budgets first.
+
+        Raises:
+            ValueError: a prompt and its budget are longer than the positions that the model knows.
+        """
         order = sorted(range(len(prompts)), key=lambda index: -prompts[index].budget)
         length = max(len(prompt.ids) + prompt.budget for prompt in prompts)
         cache = self.decoder.new_cache(min(batch, len(prompts)), length)
@@ -55,8 +70,7 @@ class TokenEngine:
         def fill(free: list[int], chosen: list[int]) -> None:
             tokens.fill(free, [prompts[order[index]] for index in chosen])
 
-        takes = serve(len(prompts), slots, fill, tokens.advance)
-        done = {index: _completion(take, eos) for index, take in zip(order, takes, strict=True)}
+        done = dict(zip(order, serve(len(prompts), slots, fill, tokens.advance, tokens.take), strict=True))
         return [done[index] for index in range(len(prompts))]
 
 
@@ -98,7 +112,7 @@ class _Tokens:
         slots.position.add_(slots.alive)
 
     def fill(self, free: Sequence[int], prompts: Sequence[Prompt]) -> None:
-        """Puts prompts into free slots; alike ones, such as a group's, are read once."""
+        """Puts prompts into free slots; alike ones among them, such as a group's, are read once."""
         slots_of: dict[tuple[int, ...], list[int]] = {}
         for slot, prompt in zip(free, prompts, strict=True):
             slots_of.setdefault(tuple(prompt.ids), []).append(slot)
@@ -119,6 +133,12 @@ class _Tokens:
         slots.x[where], slots.position[where] = states[row, length - 1], length
         self.recent[where] = torch.stack([_ring(ids) for ids, _ in slots_of]).to(device)[row]
 
+    def take(self, slot: int) -> Completion:
+        """The finished completion of a slot."""
+        count, ended = int(self.slots.step[slot]), bool(self.slots.ended[slot])
+        drawn = self.slots.codes[slot, :count, 0].cpu().numpy()
+        return Completion(np.append(drawn, self.eos) if ended else drawn.copy(), ended)
+
 
 def _ring(ids: Sequence[int]) -> Tensor:
     """The last tokens of a prompt, each at its position in the ring; a short one is filled up with its first token."""
@@ -126,8 +146,3 @@ def _ring(ids: Sequence[int]) -> Tensor:
     last = torch.arange(max(0, len(ids) - PENALTY_WINDOW), len(ids))
     ring[last % PENALTY_WINDOW] = torch.tensor(ids)[last]
     return ring
-
-
-def _completion(take: Frames, eos: int) -> Completion:
-    end = np.array([eos] * take.ended, dtype=np.int64)
-    return Completion(np.concatenate([take.codes[:, 0], end]), take.ended)

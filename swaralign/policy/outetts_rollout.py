@@ -58,37 +58,20 @@ def snapshot(model: Any, dtype: torch.dtype) -> Any:
     return copy.to(base.device).eval()
 
 
-def sample(
-    model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams, batch: int
-) -> list[Completion]:
-    """Every prompt's completion, `batch` of them side by side, by the weights that a model has now.
-
-    `model`: a causal language model, or a PEFT model around one. On a GPU the weights are bfloat16, else float32.
-
-    Raises:
-        ValueError: a prompt and its budget are longer than the positions that the model knows.
-    """
-    if model.device.type == "cuda":
-        from swaralign.policy import outetts_cuda
-
-        if outetts_cuda.fits(model.config):
-            return outetts_cuda.TokenEngine(model, torch.bfloat16).rollout(prompts, eos, sampling, batch)
+def rollout(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams, batch: int) -> list[Completion]:
+    """Samples every prompt, `batch` side by side, those of like budgets together, from a snapshot of the weights."""
     frozen = snapshot(model, torch.bfloat16 if model.device.type == "cuda" else torch.float32)
     order = sorted(range(len(prompts)), key=lambda index: (prompts[index].budget, len(prompts[index].ids)))
     done: dict[int, Completion] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        done |= zip(chosen, rollout(frozen, [prompts[index] for index in chosen], eos, sampling), strict=True)
+        done |= zip(chosen, rollout_batch(frozen, [prompts[index] for index in chosen], eos, sampling), strict=True)
     return [done[index] for index in range(len(prompts))]
 
 
 @torch.inference_mode()
-def rollout(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams) -> list[Completion]:
-    """Samples every prompt side by side from `model`, until each has drawn `eos` or has spent its budget.
-
-    Raises:
-        ValueError: a prompt and its budget are longer than the positions that the model knows.
-    """
+def rollout_batch(model: Any, prompts: Sequence[Prompt], eos: int, sampling: SamplingParams) -> list[Completion]:
+    """Samples prompts side by side from `model` itself, until each has drawn `eos` or has spent its budget."""
     batch = _Batch(model, prompts, sampling)
     for step in range(max(prompt.budget for prompt in prompts)):
         batch.advance(step, eos)
@@ -138,10 +121,6 @@ class _Batch:
         self.width = max(len(prompt.ids) for prompt in prompts)
         budgets = [prompt.budget for prompt in prompts]
         self.slots = self.width + max(budgets)
-        known = model.config.max_position_embeddings
-        if self.slots > known:
-            raise ValueError(f"a prompt of {self.width} tokens and a budget of {max(budgets)} need more positions than "
-                             f"the model's {known}; lower rollout.max_tokens, or use a shorter speaker clip")
         self.uniform = uniforms([p.seed for p in prompts], max(budgets), 1).to(device)
         self.budget = torch.tensor(budgets, device=device)
         self.rows = torch.arange(len(prompts), device=device)

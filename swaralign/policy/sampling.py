@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BLOCK = 1024
+BLOCK = 1024  # numbers that are summed in one go
 
 
 def uniforms(seeds: Sequence[int], steps: int, draws: int) -> Tensor:
@@ -42,7 +42,8 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 
 def _running_sum(x: Tensor) -> Tensor:
-    """(B, V) cumulative sums along V, float64. In blocks, which a GPU adds up side by side, a row only in one go."""
+    """(B, V) cumulative sums along V: in blocks, since a GPU adds up a row in one go, but rows side by side, and in
+    float64, so that no order of the sums decides a token."""
     blocks = F.pad(x.double(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK)).cumsum(dim=-1)
     before = F.pad(blocks[..., -1].cumsum(dim=-1), (1, -1))
     return (blocks + before.unsqueeze(-1)).flatten(-2)[..., : x.shape[-1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from swaralign.policy.decoder import Cache
 from swaralign.policy.sampling import uniforms
 
 MIN_FRAMES = 2  # the official sampler never ends a take before two frames
+Taken = TypeVar("Taken")
 SPECIAL_IDS = 1024  # the talker's last ids: control tokens, none of them a code
 
 
@@ -118,15 +120,17 @@ class Slots:
 
 
 def serve(
-    count: int, slots: Slots, fill: Callable[[list[int], list[int]], None], advance: Callable[[], None]
-) -> list[Frames]:
-    """Has `count` prompts spoken, in the order of their numbers: a take that ends makes room for the next.
+    count: int, slots: Slots, fill: Callable[[list[int], list[int]], None], advance: Callable[[], None],
+    take: Callable[[int], Taken],
+) -> list[Taken]:
+    """Samples `count` prompts, begun in the order of their numbers: a take that ends makes room for the next.
 
-    `fill` puts the prompts of these numbers (second) into these slots (first); `advance` samples for a while.
+    `fill` puts the prompts of these numbers (second) into these slots (first); `advance` samples for a while; `take`
+    reads what a slot has finished.
     """
     waiting = deque(range(count))
     owners: list[int | None] = [None] * len(slots.alive)
-    takes: dict[int, Frames] = {}
+    takes: dict[int, Taken] = {}
     while len(takes) < count:
         free = [slot for slot, owner in enumerate(owners) if owner is None][: len(waiting)]
         chosen = [waiting.popleft() for _ in free]
@@ -138,5 +142,5 @@ def serve(
         for slot, alive in enumerate(slots.alive.tolist()):
             owner = owners[slot]
             if owner is not None and not alive:
-                takes[owner], owners[slot] = slots.take(slot), None
+                takes[owner], owners[slot] = take(slot), None
     return [takes[index] for index in range(count)]

@@ -30,7 +30,7 @@ def launch(module: str, grpo: GrpoParams, runtime: RuntimeParams) -> bool:
     Raises ValueError for fewer GPUs than processes, or if another launcher started another number of them.
     """
     started = _started()
-    if "LOCAL_RANK" in os.environ or started > 1:
+    if launched():
         if started != grpo.num_processes:
             raise ValueError(f"{started} processes were launched, but grpo.num_processes is {grpo.num_processes}; "
                              "start this command once, it launches the others itself")
@@ -61,6 +61,11 @@ def refuse_several() -> None:
     """Raises ValueError in a stage that trains in one process, if a launcher has started several."""
     if (started := _started()) > 1:
         raise ValueError(f"{started} processes were launched, but this stage trains in one; start it by itself")
+
+
+def launched() -> bool:
+    """Whether this process is one of those that a launcher has started."""
+    return "LOCAL_RANK" in os.environ or _started() > 1
 
 
 def _started() -> int:
