@@ -140,7 +140,8 @@ def test_a_cancelled_training_leaves_no_process_and_is_resumed(lab: Lab, reposit
     parameters = {"set_params": {"grpo.beta": 0.1, "flow.grace_s": 1.0}}
     run = lab.trigger(**parameters)
     training(repository)
-    until(lambda: any("SIG_IGN" in line for line in stage_processes(repository)))  # the deaf child
+    for kind in ["supervisor.py", "-m dvc", "python toy.py train", '"deaf"']:
+        until(lambda kind=kind: any(kind in line for line in stage_processes(repository)))  # type: ignore[misc]
     lab.client.set_flow_run_state(run.id, Cancelling())
     until(lambda: stage_processes(repository) == [], 15)
     assert lab.finish(run).state_name == "Cancelled" and lab.states(run)["train"] == "Cancelled"
