@@ -13,7 +13,7 @@ from swaralign.params import PredictorParams, SamplingParams
 from swaralign.policy.decoder import FusedDecoder
 from swaralign.policy.frame_cpu import CpuFrames
 from swaralign.policy.prompt import NONE, embed_prefill, embed_text_pad
-from swaralign.policy.slots import Frames, Prompt, Slots, Tables, serve, suppressed_ids
+from swaralign.policy.slots import Frames, Prompt, Slots, Tables, distinct, serve, suppressed_ids
 
 Ids = tuple[tuple[int, ...], tuple[int, ...]]  # of a prompt: text ids, codec ids
 
@@ -102,25 +102,19 @@ class RolloutEngine:
 
     def _fill(self, slots: Slots, free: Sequence[int], prompts: Sequence[Prompt]) -> None:
         """Puts prompts into free slots; alike ones, such as a group's, are read once."""
-        slots_of: dict[Ids, list[int]] = {}
-        for slot, prompt in zip(free, prompts, strict=True):
-            slots_of.setdefault((tuple(prompt.text), tuple(prompt.codec)), []).append(slot)
-        distinct = list(slots_of.items())
         # A CPU reads one prompt at a time: no rounding depends on what else there is to read.
-        size = 1 if self.speaker.device.type == "cpu" else len(distinct)
-        for start in range(0, len(distinct), size):
-            self._read(slots, distinct[start : start + size])
+        size = 1 if self.speaker.device.type == "cpu" else len(prompts)
+        ids = [(tuple(prompt.text), tuple(prompt.codec)) for prompt in prompts]
+        for rows, row, where in distinct(ids, free, size, self.speaker.device):
+            self._read(slots, rows, row, where)
         slots.begin(free, [prompt.budget for prompt in prompts], [prompt.seed for prompt in prompts])
 
-    def _read(self, slots: Slots, slots_of: Sequence[tuple[Ids, list[int]]]) -> None:
-        """Prefills prompts, each into its slots."""
-        device = self.speaker.device
+    def _read(self, slots: Slots, prompts: Sequence[Ids], row: Tensor, where: Tensor) -> None:
+        """Prefills prompts, the one of each row (m,) into a slot (m,)."""
         text, codec = (
-            pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=NONE).to(device)
-            for rows in zip(*(prompt for prompt, _ in slots_of), strict=True)
+            pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=NONE).to(row.device)
+            for rows in zip(*prompts, strict=True)
         )
-        row = torch.tensor([row for row, (_, each) in enumerate(slots_of) for _ in each], device=device)
-        where = torch.tensor([slot for _, each in slots_of for slot in each], device=device)
         x = embed_prefill(self.talker, text, codec, self.speaker).float()
         states = self.trunk.prefill(slots.cache, where, row, x)
         length = (text != NONE).sum(dim=1)[row]

@@ -17,7 +17,7 @@ from swaralign.params import SamplingParams
 from swaralign.policy.decoder import FusedDecoder, effective_weight
 from swaralign.policy.outetts_rollout import PENALTY_WINDOW, Completion, Prompt, penalised
 from swaralign.policy.sampling import draw
-from swaralign.policy.slots import Slots, serve
+from swaralign.policy.slots import Slots, distinct, serve
 from swaralign.policy.steps_cuda import Steps, capture
 
 TOKENS_A_POLL = 16  # tokens between two looks at which takes have ended
@@ -113,25 +113,19 @@ class _Tokens:
 
     def fill(self, free: Sequence[int], prompts: Sequence[Prompt]) -> None:
         """Puts prompts into free slots; alike ones among them, such as a group's, are read once."""
-        slots_of: dict[tuple[int, ...], list[int]] = {}
-        for slot, prompt in zip(free, prompts, strict=True):
-            slots_of.setdefault(tuple(prompt.ids), []).append(slot)
-        distinct = list(slots_of.items())
-        size = max(1, PREFILL_TOKENS // max(len(ids) for ids, _ in distinct))
-        for start in range(0, len(distinct), size):
-            self._read(distinct[start : start + size])
+        size = max(1, PREFILL_TOKENS // max(len(prompt.ids) for prompt in prompts))
+        for rows, row, where in distinct([tuple(prompt.ids) for prompt in prompts], free, size, self.batch.device):
+            self._read(rows, row, where)
         self.slots.begin(free, [prompt.budget for prompt in prompts], [prompt.seed for prompt in prompts])
 
-    def _read(self, slots_of: Sequence[tuple[tuple[int, ...], list[int]]]) -> None:
-        """Prefills prompts, each into its slots."""
-        slots, device = self.slots, self.slots.x.device
-        ids = pad_sequence([torch.tensor(ids) for ids, _ in slots_of], batch_first=True).to(device)
-        row = torch.tensor([row for row, (_, each) in enumerate(slots_of) for _ in each], device=device)
-        where = torch.tensor([slot for _, each in slots_of for slot in each], device=device)
+    def _read(self, prompts: Sequence[tuple[int, ...]], row: Tensor, where: Tensor) -> None:
+        """Prefills prompts, the one of each row (m,) into a slot (m,)."""
+        slots, device = self.slots, row.device
+        ids = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(device)
         states = self.engine.decoder.prefill(slots.cache, where, row, self.engine.embedding[ids].float())
-        length = torch.tensor([len(ids) for ids, _ in slots_of], device=device)[row]
+        length = torch.tensor([len(ids) for ids in prompts], device=device)[row]
         slots.x[where], slots.position[where] = states[row, length - 1], length
-        self.recent[where] = torch.stack([_ring(ids) for ids, _ in slots_of]).to(device)[row]
+        self.recent[where] = torch.stack([_ring(ids) for ids in prompts]).to(device)[row]
 
     def take(self, slot: int) -> Completion:
         """The finished completion of a slot."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from swaralign.policy.sampling import uniforms
 
 MIN_FRAMES = 2  # the official sampler never ends a take before two frames
 Taken = TypeVar("Taken")
+Ids = TypeVar("Ids", bound=Hashable)  # of a prompt
 SPECIAL_IDS = 1024  # the talker's last ids: control tokens, none of them a code
 
 
@@ -117,6 +118,21 @@ class Slots:
         count, ended = int(self.step[slot]), bool(self.ended[slot])
         log_probs = self.log_probs[slot, : count + int(ended)]
         return Frames(self.codes[slot, :count].cpu().numpy().copy(), ended, log_probs.cpu().numpy().copy())
+
+
+def distinct(
+    prompts: Sequence[Ids], free: Sequence[int], size: int, device: torch.device
+) -> Iterator[tuple[list[Ids], Tensor, Tensor]]:
+    """Prompts that go into slots, alike ones once: at most `size` of them, the rows (m,) that slots (m,) take."""
+    slots_of: dict[Ids, list[int]] = {}
+    for slot, prompt in zip(free, prompts, strict=True):
+        slots_of.setdefault(prompt, []).append(slot)
+    groups = list(slots_of.items())
+    for start in range(0, len(groups), size):
+        chosen = groups[start : start + size]
+        row = [row for row, (_, slots) in enumerate(chosen) for _ in slots]
+        where = [slot for _, slots in chosen for slot in slots]
+        yield [ids for ids, _ in chosen], torch.tensor(row, device=device), torch.tensor(where, device=device)
 
 
 def serve(
