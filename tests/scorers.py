@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,6 +35,20 @@ class Number(AudioScorer):
         if take.prompt == "bare":
             return np.float32(0.5)  # type: ignore[return-value]  # as a model hands it out
         return {"score": float(take.prompt), "batch": batch, "seconds": len(take.wave) / take.sample_rate_hz}
+
+
+class Weighed(Number):
+    """As `Number`; the prompt "memory" is told what Python's objects hold, and the most that they have held, in bytes.
+
+    Needs PYTHONTRACEMALLOC. Unlike the size of the process it does not depend on what malloc keeps.
+    """
+
+    def _one(self, take: AudioTake, batch: int) -> float | Mapping[str, Scalar]:
+        if take.prompt != "memory":
+            return super()._one(take, batch)
+        gc.collect()
+        held, peak = tracemalloc.get_traced_memory()
+        return {"score": 0.0, "held": held, "peak": peak}
 
 
 class Seconds(AudioScorer):

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from swaralign.scoring.batching import MicroBatcher, Refused
 from swaralign.scoring.messages import MAX_BODY_BYTES, Scalar, parse_json, parse_take
@@ -29,6 +30,7 @@ from swaralign.scoring.metrics import Metrics
 from swaralign.scoring.plugins import AudioScorer
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+READ_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class ScorerServer:
             lifespan=self._lifespan,
         )
         self._web = uvicorn.Server(uvicorn.Config(
-            app, http="h11", ws="none", lifespan="on", log_config=None, log_level="warning", access_log=False))
+            app, http=_SmallReads, loop="asyncio", ws="none", lifespan="on", log_config=None, log_level="warning",
+            access_log=False))
         self._fault: BaseException | None = None
 
     def run(self, listener: socket.socket) -> None:
@@ -193,6 +196,18 @@ class ScorerServer:
         if not task.cancelled():
             self._fault = task.exception()
             self.stop()
+
+
+class _SmallReads(H11Protocol):
+    """uvicorn's protocol, its connections read in small pieces.
+
+    asyncio reads up to 256 KiB from every connection that has something before any request is looked at: of a thousand
+    takes that come at once, nearly all of each would lie in memory, though most are about to be refused.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's own loop; not in its types
+        super().connection_made(transport)
 
 
 def listen(host: str, port: int) -> socket.socket:
