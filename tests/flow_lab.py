@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,12 @@ def executed(path: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
+def step_of(path: Path) -> int:
+    """The last checkpoint of the training that goes on in a repository; 0 before the first."""
+    step = path / "runs/step"
+    return int(step.read_text()) if step.exists() else 0
+
+
 def two_free_ports() -> int:
     """The first of two neighbouring ports that nothing listens on."""
     while True:
@@ -101,6 +107,9 @@ class Lab:
     def deploy(self, repository: Path) -> None:
         command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
         subprocess.run(command, cwd=repository, env=self.env, check=True, capture_output=True)
+        for deployment in self.client.read_deployments():  # a test may pass the hour of one
+            for schedule in deployment.schedules:
+                self.client.update_deployment_schedule(deployment.id, schedule.id, active=False)
 
     @contextmanager
     def worker(self, repository: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -128,15 +137,20 @@ class Lab:
     def state(self, run: FlowRun) -> Any:
         return self.client.read_flow_run(run.id).state
 
-    def states(self, run: FlowRun) -> dict[str, str | None]:
-        """The state's name of each task run; they reach the database a moment after the flow's own."""
+    def states(self, run: FlowRun, stages: Collection[str] = tuple(STAGES)) -> dict[str, str | None]:
+        """The state's name of each task run, when there is one of each of `stages` and all have ended.
+
+        They reach the database by a way of their own, a moment after the state of the flow.
+        """
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+        found: dict[str, Any] = {}
 
-        def read() -> list[Any]:
-            return self.client.read_task_runs(flow_run_filter=wanted)
+        def ended() -> bool:
+            found.update((task.name, task.state) for task in self.client.read_task_runs(flow_run_filter=wanted))
+            return set(stages) <= found.keys() and all(state and state.is_final() for state in found.values())
 
-        until(lambda: all(task.state and task.state.is_final() for task in read()))
-        return {task.name: task.state_name for task in read()}
+        until(ended)
+        return {name: state.name for name, state in found.items()}
 
     def logs(self, run: FlowRun) -> list[str]:
         wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))

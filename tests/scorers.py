@@ -6,12 +6,14 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from swaralign.scoring import AudioScorer, AudioTake, Scalar
 
 NOT_CALLABLE = 3
+BIG = 190_000  # bytes; two seconds at 24 kHz are 192,000, and as base64 more
 
 
 class Number(AudioScorer):
@@ -37,8 +39,21 @@ class Number(AudioScorer):
         return {"score": float(take.prompt), "batch": batch, "seconds": len(take.wave) / take.sample_rate_hz}
 
 
+class Held(Number):
+    """As `Number`, as soon as a file is gone."""
+
+    def __init__(self, hold: str) -> None:
+        super().__init__()
+        self.hold = Path(hold)
+
+    def score(self, takes: Sequence[AudioTake]) -> list[float | Mapping[str, Scalar]]:
+        while self.hold.exists():
+            time.sleep(0.02)
+        return super().score(takes)
+
+
 class Weighed(Number):
-    """As `Number`; the prompt "memory" is told what Python's objects hold, and the most that they have held, in bytes.
+    """As `Number`; the prompt "memory" is told how many objects as big as a take Python holds, and the bytes of all.
 
     Needs PYTHONTRACEMALLOC. Unlike the size of the process it does not depend on what malloc keeps.
     """
@@ -48,7 +63,8 @@ class Weighed(Number):
             return super()._one(take, batch)
         gc.collect()
         held, peak = tracemalloc.get_traced_memory()
-        return {"score": 0.0, "held": held, "peak": peak}
+        big = sum(trace.size >= BIG for trace in tracemalloc.take_snapshot().traces)
+        return {"score": 0.0, "big": big, "held": held, "peak": peak}
 
 
 class Seconds(AudioScorer):

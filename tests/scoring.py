@@ -52,7 +52,7 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 def launch(*arguments: str, port: int = 0, **environment: str) -> Server:
@@ -104,7 +104,7 @@ def served(load: Callable[[], AudioScorer], **changes: Any) -> Iterator[str]:
         yield url
 
 
-def wait_ready(url: str, timeout_s: float = 60.0) -> None:
+def wait_ready(url: str, timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
@@ -174,4 +174,4 @@ class Scripted:
 
 
 def metrics(url: str) -> str:
-    return httpx.get(f"{url}/metrics", trust_env=False).text
+    return httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text

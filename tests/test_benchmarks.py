@@ -38,7 +38,7 @@ def test_updates_are_timed_part_by_part(
     assert sum(figures[part] for part in PARTS) <= figures["update_s"] + 0.01
     assert figures["validation_s"] > 0 and figures["validation_takes"] == 2
     assert figures["kl_at_start"] == pytest.approx(0, abs=1e-5) and figures["clipped_at_start"] == 0
-    assert (figures["score"] > 0.01) == heard
+    assert figures["score"] > 0.01 if heard else figures["score"] < figures["rollout"]
     assert 0 < figures["reward"] < 1 and figures["follows_weights"] is True
 
 

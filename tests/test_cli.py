@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from swaralign.checks import Fact, check, package_faults, plan
 from swaralign.cli import main
 from swaralign.params import load_params, parse_params
 
-CHECK = "import sys; from swaralign.cli import main; code = main(['check']); print('torch' in sys.modules, code)"
+SLOW = ("torch", "transformers", "peft", "datasets", "pandas", "numba", "ctranslate2", "dvc", "prefect")
+CHECK = ("import sys, time; from swaralign.cli import main; code = main(['check'])\n"
+         f"print(code, sorted({{*{SLOW}}} & set(sys.modules)), time.process_time())")
 
 
 @pytest.fixture
@@ -54,14 +55,14 @@ def faults(clone: Path, full: bool = False) -> list[Fact]:
 
 
 def test_check_is_fast_and_loads_no_torch(root: Path, clone: Path) -> None:
-    """Under two seconds, the best of three: what else runs on the machine is not its cost."""
+    """Under two seconds of a processor, the best of three: what else runs on the machine is not its cost."""
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
         command, environment = [sys.executable, "-c", CHECK], {"PYTHONPATH": str(root)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        seconds.append(time.perf_counter() - start)
-        assert done.stdout.splitlines()[-1] == "False 0", done.stdout + done.stderr
+        found = re.fullmatch(r"0 \[\] (\S+)", done.stdout.splitlines()[-1])
+        assert found, done.stdout + done.stderr
+        seconds.append(float(found[1]))
     assert min(seconds) < 2.0
 
 

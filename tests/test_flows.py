@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,11 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from flow_lab import STAGES, Lab, alive, executed, git, make_repository, until
+from flow_lab import STAGES, Lab, alive, executed, git, make_repository, step_of, until
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelling
+from toy import STEPS
 
 from flows import serve
 
@@ -40,7 +40,7 @@ def test_every_stage_runs_then_every_stage_is_cached(lab: Lab, repository: Path)
     assert run.state_name == "Completed"
     assert lab.states(run) == dict.fromkeys(["source", "right", "train", "compare"], "Completed")
     assert sorted(executed(repository)) == ["compare", "right", "source", "train"]
-    until(lambda: {"source: says toy.py", "train step 1", "train step 40"} <= set(lab.logs(run)))
+    until(lambda: {"source: says toy.py", "train step 1", f"train step {STEPS}"} <= set(lab.logs(run)))
 
     found = lab.artifacts(run)
     assert found["comparison"] == (repository / "results/comparison.md").read_text()
@@ -51,9 +51,7 @@ def test_every_stage_runs_then_every_stage_is_cached(lab: Lab, repository: Path)
     assert f"http://{serve.HOST}:{lab.port + 1}/{run.name}/report.html" in found["report"]
     assert (repository / f"runs/reports/{run.name}/report.html").read_text().startswith("<!doctype html>")
 
-    began = time.monotonic()
     again = lab.run()
-    assert time.monotonic() - began < 30
     assert lab.states(again) == dict.fromkeys(["source", "right", "train", "compare"], "Cached")
     assert len(executed(repository)) == 4
     assert {"comparison", "report", "stages", "params"} <= set(lab.artifacts(again))
@@ -64,7 +62,7 @@ def test_overrides_rerun_what_reads_them_and_leave_the_clone_alone(lab: Lab, rep
     status = git(repository, "status", "--short")
     run = lab.run(set_params={"grpo.beta": 0.08})
     expected = {"source": "Cached", "right": "Cached", "train": "Completed", "compare": "Completed"}
-    assert run.state_name == "Completed" and lab.states(run) == expected
+    assert run.state_name == "Completed" and lab.states(run, expected) == expected
     assert executed(repository)[len(ran):] == ["train", "compare"]  # runs/ is shared
     assert (repository / "params.yaml").read_bytes() == before and git(repository, "status", "--short") == status
     found = lab.artifacts(run)
@@ -74,7 +72,7 @@ def test_overrides_rerun_what_reads_them_and_leave_the_clone_alone(lab: Lab, rep
 
 def test_an_unknown_key_is_refused_before_any_stage(lab: Lab, repository: Path) -> None:
     run = lab.run(set_params={"grpo.betta": 1.0})
-    assert run.state_name == "Failed" and lab.states(run) == {}
+    assert run.state_name == "Failed" and lab.states(run, []) == {}
     assert run.state and "grpo.betta: unknown key; did you mean 'beta'? valid keys here:" in str(run.state.message)
 
 
@@ -83,7 +81,8 @@ def test_a_failed_stage_fails_the_flow_and_other_branches_go_on(lab: Lab, reposi
     run = lab.run(set_params={"speaker.min_duration_s": 1.5, "grpo.beta": 0.09})
     (repository / "runs/fail").unlink()
     assert run.state_name == "Failed"
-    assert lab.states(run) == {"source": "Cached", "right": "Failed", "train": "Completed"}
+    expected = {"source": "Cached", "right": "Failed", "train": "Completed"}
+    assert lab.states(run, expected) == expected
     assert table(lab.artifacts(run)["stages"])["compare"]["state"] == "NotRun"
     message = str(run.state.message) if run.state else ""
     assert "right: no such luck" in message and "train" not in message
@@ -97,7 +96,7 @@ def test_a_stage_that_talks_to_the_outside_is_tried_again(lab: Lab, repository: 
     ran = len(executed(repository))
     (repository / "runs/flaky").touch()
     run = lab.run(targets=["source"], set_params={"split.min_snr_db": 22.0, "flow.retry_delay_s": 0.0})
-    assert run.state_name == "Completed" and lab.states(run) == {"source": "Completed"}
+    assert run.state_name == "Completed" and lab.states(run, ["source"]) == {"source": "Completed"}
     assert executed(repository)[ran:] == ["source", "source"]
     until(lambda: "source: not this time" in lab.logs(run))
 
@@ -126,8 +125,7 @@ def slow(repository: Path) -> Iterator[Path]:
 
 def training(repository: Path) -> None:
     """Wait for the second checkpoint."""
-    step = repository / "runs/step"
-    until(lambda: step.exists() and int(step.read_text() or 0) >= 2)
+    until(lambda: step_of(repository) >= 2)
 
 
 def stage_processes(repository: Path) -> list[str]:
@@ -143,9 +141,9 @@ def test_a_cancelled_training_leaves_no_process_and_is_resumed(lab: Lab, reposit
     for kind in ["supervisor.py", "-m dvc", "python toy.py train", '"deaf"']:
         until(lambda kind=kind: any(kind in line for line in stage_processes(repository)))  # type: ignore[misc]
     lab.client.set_flow_run_state(run.id, Cancelling())
-    until(lambda: stage_processes(repository) == [], 15)
-    assert lab.finish(run).state_name == "Cancelled" and lab.states(run)["train"] == "Cancelled"
-    done = int((repository / "runs/step").read_text())
+    until(lambda: stage_processes(repository) == [], 90)  # by itself the training would go on for longer
+    assert lab.finish(run).state_name == "Cancelled" and lab.states(run, ["train"])["train"] == "Cancelled"
+    done = step_of(repository)
 
     slow.unlink()
     again = lab.run(**parameters)
@@ -167,11 +165,12 @@ def test_a_scheduled_run_fires(lab: Lab, repository: Path) -> None:
     until(lambda: bool(completed()))
     lab.client.delete_deployment_schedule(deployment.id, schedule.id)
     run = completed()[0]
-    assert run.auto_scheduled and run.parameters["recipe"] == "demo" and lab.states(run) == {"source": "Cached"}
+    assert run.auto_scheduled and run.parameters["recipe"] == "demo"
+    assert lab.states(run, ["source"]) == {"source": "Cached"}
 
 
 def test_nothing_is_sent_elsewhere(lab: Lab) -> None:
-    settings = httpx.get(f"{lab.env['PREFECT_API_URL']}/admin/settings").json()
+    settings = httpx.get(f"{lab.env['PREFECT_API_URL']}/admin/settings", timeout=60).json()
     assert settings["server"]["analytics_enabled"] is False and lab.env["DO_NOT_TRACK"] == "1"
 
 

@@ -181,13 +181,13 @@ def timed(script: str, folder: Path) -> tuple[int, list[tuple[str, float]]]:
 
 
 def test_output_comes_as_it_appears(tmp_path: Path) -> None:
-    script = ("import time\nfor i in range(3): print(i); time.sleep(0.5)\n"
-              "for state in (1, 1, 50, 99): print(f'\\r{state} %', end=''); time.sleep(0.5)\n"
+    script = ("import time\nfor i in range(3): print(i); time.sleep(2)\n"
+              "for state in (1, 1, 50, 99): print(f'\\r{state} %', end=''); time.sleep(2)\n"
               "print('\\r    \\rdone\\n\\ndone')\nraise SystemExit(3)")
     status, seen = timed(script, tmp_path)
     assert status == 3 and [line for line, _ in seen] == ["0", "1", "2", "1 %", "50 %", "99 %", "done"]
     at = dict(seen)
-    assert at["2"] - at["0"] > 0.8 and at["50 %"] - at["1 %"] > 0.8 and at["99 %"] - at["50 %"] > 0.4
+    assert at["2"] - at["0"] > 2 and at["50 %"] - at["1 %"] > 2 and at["99 %"] - at["50 %"] > 1
 
 
 def test_a_progress_bar_does_not_flood_the_log(tmp_path: Path) -> None:
@@ -202,12 +202,12 @@ def test_stop_ends_the_whole_group_even_one_that_does_not_heed_sigterm(tmp_path:
     processes, up = Processes(grace_s=0.5), threading.Event()
     run = threading.Thread(target=processes.run, args=([sys.executable, "-c", PARENT], tmp_path, lambda line: up.set()))
     run.start()
-    assert up.wait(20)
+    assert up.wait(60)
     until(lambda: len(alive(tmp_path)) == 3)  # supervisor, parent, stubborn child
     began = time.monotonic()
     processes.stop()
-    run.join(20)
-    assert not run.is_alive() and alive(tmp_path) == [] and 0.4 < time.monotonic() - began < 5
+    run.join(60)
+    assert not run.is_alive() and alive(tmp_path) == [] and time.monotonic() - began > 0.4
     assert processes.run([sys.executable, "-c", "print('no')"], tmp_path, print) != 0  # none starts any more
 
 
@@ -219,14 +219,14 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path, number: int) -
     until(lambda: len(alive(tmp_path)) == 3)
     caller.send_signal(number)
     caller.wait()
-    until(lambda: alive(tmp_path) == [], 10)
+    until(lambda: alive(tmp_path) == [], 60)
 
 
 def test_a_background_process_does_not_outlive_its_command(tmp_path: Path) -> None:
     script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     began = time.monotonic()
-    assert Processes(5.0).run([sys.executable, "-c", script], tmp_path, print) == 0
-    assert alive(tmp_path) == [] and time.monotonic() - began < 4
+    assert Processes(300.0).run([sys.executable, "-c", script], tmp_path, print) == 0
+    assert alive(tmp_path) == [] and time.monotonic() - began < 60
 
 
 class Recovers(BaseHTTPRequestHandler):

@@ -118,10 +118,8 @@ def test_the_curves_can_be_plotted(repository: Path) -> None:
 
 
 def test_a_second_repro_runs_nothing(repository: Path) -> None:
-    began = time.monotonic()
     output = dvc(repository, "repro")
     assert stages_run(output) == [] and "up to date" in output
-    assert time.monotonic() - began < 20
 
 
 def test_an_edit_reruns_what_reads_it_and_nothing_else(repository: Path) -> None:

@@ -15,7 +15,7 @@ from test_report import ALL, inputs
 from swaralign.report.page import render_page, widest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SECONDS = 60  # until the browser is ended, whatever it does
+SECONDS = 300  # until the browser is ended, whatever it does
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr",
          "--host-resolver-rules=MAP * ~NOTFOUND", "--allow-file-access-from-files", "--mute-audio",
          "--autoplay-policy=no-user-gesture-required")
@@ -23,7 +23,7 @@ PROBE = """<!doctype html><iframe src="report.html" width="375" height="700"></i
 const frame = document.querySelector("iframe");
 const ends = (audio) => new Promise((resolve) => {
   audio.addEventListener("ended", () => resolve(true));
-  setTimeout(() => resolve(false), 10000);
+  setTimeout(() => resolve(false), 60000);
 });
 frame.addEventListener("load", async () => {
   const page = frame.contentDocument, players = [...page.querySelectorAll("audio")];
@@ -69,8 +69,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         if "PROBE " in line:
             break
     timer.cancel()
-    browser.terminate()
-    browser.wait(timeout=20)
+    browser.kill()
+    browser.wait()
     return lines
 
 

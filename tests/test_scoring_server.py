@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +24,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from swaralign.cli import main
-from swaralign.scoring.client import ScorerClient
 from swaralign.scoring.messages import MAX_BODY_BYTES, encode_take, parse_json, parse_take
 from swaralign.scoring.plugins import find_factory
-from tests.scorers import Number, Seconds, Short
-from tests.scoring import metrics, process, request, served, serving, settings, take
+from tests.scorers import Held, Number, Seconds, Short
+from tests.scoring import metrics, process, request, served, serving, take, wait_ready
 
 ROOT = Path(__file__).resolve().parent.parent
+PATIENT: dict[str, Any] = {"timeout": 60, "trust_env": False}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def web(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, trust_env=False, timeout=20) as web:
+    with httpx.Client(base_url=url, **PATIENT) as web:
         yield web
 
 
@@ -98,7 +99,7 @@ def test_scorer_that_fails_is_a_500_with_its_reason(web: httpx.Client) -> None:
         response = web.post("/score", json=request(prompt=prompt))
         assert (response.status_code, response.json()) == (500, {"error": told})
     with served(Short) as short:
-        response = httpx.post(f"{short}/score", json=request(), trust_env=False)
+        response = httpx.post(f"{short}/score", json=request(), **PATIENT)
     assert response.json() == {"error": "RuntimeError: the scorer gave 0 scores for 1 takes"}
 
 
@@ -120,12 +121,19 @@ def test_a_batch_goes_through_the_model_together(web: httpx.Client) -> None:
     assert [reply["batch"] for reply in replies] == [16] * 16
 
 
-def test_takes_that_come_one_by_one_go_through_the_model_together() -> None:
-    with served(lambda: Number(delay_s=0.2)) as url:
-        replies = ScorerClient(settings(url, concurrency=8)).score([take(str(n), f"take-{n}") for n in range(24)])
-    assert [reply.score for reply in replies] == list(range(24))
-    calls = sum(1 / (reply.model_extra or {})["batch"] for reply in replies)
-    assert calls <= 8
+def test_takes_that_come_one_by_one_go_through_the_model_together(hold: Path) -> None:
+    """While it is at work on the first, the others come, each by a request of its own; then it takes them all."""
+    client = httpx.Client(**PATIENT)
+    with served(lambda: Held(str(hold))) as url, client, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(client.post, f"{url}/score", json=request(prompt="0"))
+        wait_for(lambda: "scorer_queue_length 1.0" in metrics(url))
+        time.sleep(0.5)  # more than it waits for company
+        others = [pool.submit(client.post, f"{url}/score", json=request(prompt=str(n))) for n in range(1, 8)]
+        wait_for(lambda: "scorer_queue_length 8.0" in metrics(url))
+        time.sleep(0.5)
+        hold.unlink()
+        replies = [future.result().json() for future in [first, *others]]
+    assert [(reply["score"], reply["batch"]) for reply in replies] == [(0, 1), *((n, 7) for n in range(1, 8))]
 
 
 def test_a_batch_that_is_none_or_too_long(web: httpx.Client) -> None:
@@ -160,22 +168,49 @@ def test_metrics_count_what_happened() -> None:
 
 
 def test_not_ready_until_the_scorer_is_loaded() -> None:
-    with serving(lambda: Number(load_s=1.0)) as url:
-        health, score = httpx.get(f"{url}/healthz"), httpx.post(f"{url}/score", json=request())
+    load = threading.Event()
+
+    def loaded() -> Number:
+        load.wait()
+        return Number()
+
+    with serving(loaded) as url:
+        try:
+            health = httpx.get(f"{url}/healthz", **PATIENT)
+            score = httpx.post(f"{url}/score", json=request(), **PATIENT)
+        finally:
+            load.set()
+        wait_ready(url)
         assert (health.status_code, health.json()) == (503, {"status": "loading"})
         assert (score.status_code, score.headers["retry-after"]) == (503, "1")
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """A file that `Held` waits for the end of."""
+    file = tmp_path / "hold"
+    file.touch()
+    return file
+
+
+def refuses(url: str) -> bool:
+    try:
+        connect(url).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(url: str, web: httpx.Client) -> None:
@@ -193,7 +228,7 @@ def test_a_body_of_unknown_length_is_cut_off_at_the_limit(url: str) -> None:
         for _ in range(100):
             yield b" " * 2**20
 
-    response = httpx.post(f"{url}/score", content=chunks(), trust_env=False, timeout=20)
+    response = httpx.post(f"{url}/score", content=chunks(), **PATIENT)
     assert (response.status_code, "larger than 8388608 bytes" in response.text) == (400, True)
 
 
@@ -210,30 +245,34 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             connection = stack.enter_context(connect(url))
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         wait_for(lambda: "scorer_queue_length 2.0" in metrics(url))
-        response = httpx.post(f"{url}/score", json=request())
+        response = httpx.post(f"{url}/score", json=request(), **PATIENT)
         assert (response.status_code, response.json()) == (429, {"error": "2 of 2 places are taken"})
         assert int(response.headers["retry-after"]) >= 1
         stack.close()  # the two go away, and their places are free again
-        wait_for(lambda: httpx.post(f"{url}/score", json=request()).status_code == 200)
+        wait_for(lambda: httpx.post(f"{url}/score", json=request(), **PATIENT).status_code == 200)
 
 
 def test_token() -> None:
     with served(Number, token="s3crét") as url:
         for header in ({}, {"Authorization": "Bearer s3cret"}, {"Authorization": "Basic s3crét".encode()},
                        {"Authorization": "Bearer"}):
-            response = httpx.post(f"{url}/score", json=request(), headers=header)
+            response = httpx.post(f"{url}/score", json=request(), headers=header, **PATIENT)
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
-        assert httpx.get(f"{url}/metrics").status_code == 401
+        assert httpx.get(f"{url}/metrics", **PATIENT).status_code == 401
         right = {"Authorization": "bearer s3crét".encode()}
-        assert httpx.post(f"{url}/score", json=request(), headers=right).status_code == 200
+        assert httpx.post(f"{url}/score", json=request(), headers=right, **PATIENT).status_code == 200
 
 
-def test_shutdown_finishes_what_is_in_flight() -> None:
-    with process("tests.scorers:Number", "--set", "delay_s=1") as server, httpx.Client(timeout=60) as client, \
+def test_shutdown_finishes_what_is_in_flight(hold: Path) -> None:
+    with process("tests.scorers:Held", "--set", f"hold={hold}") as server, httpx.Client(**PATIENT) as client, \
             ThreadPoolExecutor(6) as pool:
         futures = [pool.submit(client.post, f"{server.url}/score", json=request(prompt=str(n))) for n in range(6)]
         wait_for(lambda: "scorer_queue_length 6.0" in metrics(server.url))
-        assert server.stop(signal.SIGTERM) == 0
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: refuses(server.url))  # it takes no more
+        assert not any(future.done() for future in futures)
+        hold.unlink()
+        assert server.process.wait(60) == 0
         replies = [future.result() for future in futures]
     assert [(reply.status_code, reply.json()["score"]) for reply in replies] == [(200, n) for n in range(6)]
 
@@ -283,7 +322,7 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "        return self.offset + sf.info(path).frames + len(text)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with served(lambda: find_factory("btrm:Btrm")(base="ab", checkpoint="c")) as url:
-        assert httpx.post(f"{url}/score", json=request(prompt="four")).json()["score"] == 3 + 240 + 4
+        assert httpx.post(f"{url}/score", json=request(prompt="four"), **PATIENT).json()["score"] == 3 + 240 + 4
 
 
 def test_the_scoring_alone_needs_few_packages() -> None:

@@ -20,7 +20,7 @@ print("deaf", flush=True)
 time.sleep(600)
 """
 RUNS = Path("runs")
-STEPS = 40
+STEPS = 400
 
 
 def source() -> None:
@@ -47,7 +47,8 @@ def train() -> None:
     for step in range(first, STEPS + 1):
         if (RUNS / "slow").exists():
             time.sleep(1)
-        checkpoint.write_text(str(step))
+        (RUNS / "step.new").write_text(str(step))
+        (RUNS / "step.new").replace(checkpoint)
         print(f"train step {step}")
     if stubborn:
         stubborn.kill()
