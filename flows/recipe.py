@@ -47,6 +47,8 @@ def nearest_recipe(root: Path, text: str) -> tuple[str, list[dict[str, str]]]:
     found: dict[str, list[dict[str, str]]] = {}
     for path in sorted((root / RECIPES).glob("*.yaml")):
         theirs = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        if not isinstance(theirs, dict):
+            continue  # somebody's file that is being written; it must not fail a run that has ended
         found[path.stem] = [{"key": key, "recipe": str(old), "this run": str(new)}
                             for key, old, new in differing(theirs, mine)]
     return min(found.items(), key=lambda item: len(item[1]))

@@ -34,7 +34,7 @@ QUERY_S = 2  # seconds between two looks for work
 def main() -> int:
     """Serve until SIGINT, SIGTERM or the end of one of the processes; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--port", type=int, default=4200)
+    parser.add_argument("--port", type=_port, default=4200, help="that of the UI; the next one is of the reports")
     args = parser.parse_args()
     for port in (args.port, args.port + 1):
         if not free(port):
@@ -127,6 +127,12 @@ def wait_until_healthy(client: SyncPrefectClient, server: subprocess.Popen[bytes
         if server.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError("the Prefect server does not answer, see above")
         time.sleep(0.2)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65534")
+    return int(text)
 
 
 def free(port: int) -> bool:

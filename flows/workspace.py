@@ -13,9 +13,10 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from dvc.config import Config
@@ -62,7 +63,9 @@ def workspace(root: Path, params: str) -> Iterator[Path]:
 def _make(root: Path, path: Path, commit: str, params: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
     _git(root, "worktree", "prune")
-    _git(root, "worktree", "add", "--detach", str(path), commit)
+    # Forced twice: of a making that was killed git still has a locked entry. No hooks: DVC's would check out before the
+    # cache is shared.
+    _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "-f", "-f", "--detach", str(path), commit)
     write_text(path / "params.yaml", params)
     if (root / "dvc.lock").is_file():
         shutil.copyfile(root / "dvc.lock", path / "dvc.lock")
@@ -95,8 +98,15 @@ def _link_assets(root: Path, path: Path, assets: AssetsParams) -> None:
 
 def _snapshot(root: Path) -> str:
     """A commit of the tracked files as they are on disk; HEAD itself when nothing differs from it."""
+    with TemporaryDirectory() as folder:  # a copy of the index: git would lock and rewrite the clone's own
+        env = {**os.environ, "GIT_INDEX_FILE": str(Path(folder) / "index")}
+        shutil.copyfile(root / _git(root, "rev-parse", "--git-path", "index"), env["GIT_INDEX_FILE"])
+        _git(root, "add", "--update", ":/", env=env)
+        tree = _git(root, "write-tree", env=env)
+    if tree == _git(root, "rev-parse", "HEAD^{tree}"):
+        return _git(root, "rev-parse", "HEAD")
     named = ["-c", "user.name=swaralign", "-c", "user.email=swaralign@localhost"]  # this commit is on no branch
-    return _git(root, *named, "stash", "create") or _git(root, "rev-parse", "HEAD")
+    return _git(root, *named, "commit-tree", tree, "-p", "HEAD", "-m", "Files of a run with params of its own")
 
 
 def _remove_old(root: Path) -> None:
@@ -121,8 +131,8 @@ def _lock(path: Path, operation: int) -> IO[bytes]:
     return file
 
 
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+def _git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, env=env, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"git {' '.join(arguments)} in {root} failed: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -9,6 +9,8 @@ import numpy as np
 import soundfile as sf
 import soxr
 
+SILENCE_DBFS = -60.0  # dB below full scale; a reference below it holds no voice
+
 
 def read_audio(source: Path | bytes) -> tuple[np.ndarray, int]:
     """Decode a file, or the bytes of one, to a (samples,) float32 mono wave and its sample rate in Hz.
@@ -24,6 +26,17 @@ def read_audio(source: Path | bytes) -> tuple[np.ndarray, int]:
     except sf.LibsndfileError as error:
         raise ValueError(f"{name} is not audio that can be read ({error.error_string}); give WAV or FLAC") from error
     return wave.mean(axis=1, dtype=np.float32), int(sample_rate_hz)
+
+
+def check_speech(wave: np.ndarray, name: object) -> None:
+    """Raises ValueError, naming the (samples,) wave, if it is empty, not finite or silent: it holds no voice."""
+    if not np.isfinite(wave).all():
+        raise ValueError(f"{name} holds samples that are not finite; encode it again")
+    level_dbfs = 20 * np.log10(max(float(np.std(wave, dtype=np.float64)), 1e-10)) if len(wave) else -np.inf
+    if level_dbfs < SILENCE_DBFS:
+        raise ValueError(
+            f"{name} is silent: its level is {level_dbfs:.1f} dBFS, below {SILENCE_DBFS}; use a clip with speech"
+        )
 
 
 def resample(wave: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:

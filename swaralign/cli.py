@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except ValueError as error:
+    except (ValueError, OSError, sf.LibsndfileError) as error:  # what was asked for, or where it is to be written
         print(f"swaralign: {error}", file=sys.stderr)
         return 1
 
@@ -47,7 +47,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def run_recipe_list(arguments: argparse.Namespace) -> int:
     """Print the recipes' names, the one that params.yaml is a copy of marked."""
-    current = PARAMS.read_text(encoding="utf-8") if PARAMS.is_file() else None
+    current = _current_params()
     for name, path in recipes().items():
         form = next((form for form, text in forms(path).items() if text == current), None)
         print(f"{' ' if form is None else '*'} {name}{form or ''}")
@@ -60,12 +60,17 @@ def run_recipe_use(arguments: argparse.Namespace) -> int:
     recipe = found[_known(arguments.name, found, "recipe")]
     load_params(recipe)
     shipped = {text for path in found.values() for text in forms(path).values()}
-    if PARAMS.is_file() and PARAMS.read_text(encoding="utf-8") not in shipped and not arguments.force:
+    if _current_params() not in {None, *shipped} and not arguments.force:
         raise ValueError(f"{PARAMS} has edits that no recipe holds; keep a copy of it, or overwrite it with --force")
     form = " (smoke)" if arguments.smoke else ""
     write_text(PARAMS, forms(recipe)[form])
     print(f"{PARAMS} is now {recipe}{form}")
     return 0
+
+
+def _current_params() -> str | None:
+    """The text of params.yaml, to be compared alone: what is no UTF-8 in it is no recipe's."""
+    return PARAMS.read_text(encoding="utf-8", errors="replace") if PARAMS.is_file() else None
 
 
 def run_listen(arguments: argparse.Namespace) -> int:
@@ -76,6 +81,7 @@ def run_listen(arguments: argparse.Namespace) -> int:
     if take["audio"] is None:
         raise ValueError(f"that take of {arguments.prompt_id} has no audio to write; its flags: {flags}")
     wave, sample_rate_hz = sf.read(io.BytesIO(take["audio"]["bytes"]), dtype="int16")
+    out.parent.mkdir(parents=True, exist_ok=True)
     sf.write(out, wave, sample_rate_hz, subtype="PCM_16", format="WAV")
     missing = f"(failed: {flags})" if flags else "(nobody listened)"
     heard = take["transcript"] if take["transcript"] is not None else missing

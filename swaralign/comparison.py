@@ -176,9 +176,9 @@ def differences_csv(result: Mapping[str, Any], voices: Sequence[str], start: str
     return text.getvalue()
 
 
-def excludes_zero(found: Mapping[str, float]) -> bool:
-    """Whether both ends of a difference's interval lie on one side of 0."""
-    return found["low"] > 0 or found["high"] < 0
+def is_certain(found: Mapping[str, float], confidence: float) -> bool:
+    """Whether a difference's interval excludes 0 and its p-value agrees: the bootstrap of few prompts is too narrow."""
+    return (found["low"] > 0 or found["high"] < 0) and found["p"] <= 1 - confidence + 1e-9
 
 
 def _paired(

@@ -15,6 +15,7 @@ import soundfile as sf
 
 from swaralign.audio import read_audio, resample
 from swaralign.params import Params, load_params
+from swaralign.scoring.commands import positive
 
 if TYPE_CHECKING:
     from swaralign.policy.base import TrainableVoice
@@ -42,13 +43,13 @@ def register(commands: Any) -> None:
     codec.set_defaults(run=run_codec)
 
     rollout = actions.add_parser("rollout", help="takes of held-out prompts by the start voice, as GRPO samples them")
-    rollout.add_argument("--prompts", type=int, default=4)
+    rollout.add_argument("--prompts", type=positive, default=4)
     rollout.add_argument("--seed", type=int, default=0)
     rollout.add_argument("-o", "--out", type=Path, help="write the takes into this folder (WAV)")
     rollout.set_defaults(run=run_rollout)
 
     samples = actions.add_parser("samples", help="every voice's takes of the prompts that the start voice says worst")
-    samples.add_argument("--prompts", type=int, default=3)
+    samples.add_argument("--prompts", type=positive, default=3)
     samples.add_argument("-o", "--out", type=Path, default=Path("results/samples"))
     samples.set_defaults(run=run_samples)
 

@@ -101,11 +101,17 @@ class HubFile:
             with local.open("rb") as stream:
                 yield stream
             return
-        with told("prompts", asset):
-            name = f"datasets/{asset.id}@{asset.revision}/{self.path}"
-            remote: Any = hf.HfFileSystem(skip_instance_cache=True).open(name, "rb", cache_type="none")
-            with remote:
-                yield remote
+        with told("prompts", asset), _open_in_place(asset, self.path) as remote:
+            yield remote
+
+
+def _open_in_place(asset: HubRowsAsset, path: str) -> Any:
+    try:
+        name = f"datasets/{asset.id}@{asset.revision}/{path}"
+        return hf.HfFileSystem(skip_instance_cache=True).open(name, "rb", cache_type="none")
+    except FileNotFoundError:  # whatever the hub refuses; it is asked again for what says why
+        _ask_for_files(asset)
+        raise
 
 
 def list_rows(name: str, asset: HubRowsAsset) -> list[HubFile]:
@@ -171,6 +177,9 @@ def _unreachable(what: str, error: BaseException) -> str:
                 "run once without it, or copy the cache of a machine that has it")
     cause = error.__cause__ or error
     if (answer := getattr(cause, "response", None)) is not None:
+        if answer.status_code in (401, 403):
+            return (f"{what}: the hub answers {answer.status_code}, {_first_line(cause)}; it refuses this token: run "
+                    "`hf auth login` again, or correct or unset HF_TOKEN")
         return f"{what}: the hub answers {answer.status_code}, {_first_line(cause)}; try again later"
     return (f"{what}: no connection to {constants.ENDPOINT} ({type(cause).__name__}: {_first_line(cause)}); check the "
             "network and run again, whole files are kept. HF_HUB_OFFLINE=1 uses the cache alone")

@@ -8,6 +8,7 @@ adapter before a weight of the base is read.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ def _check_not_quantised(config: Mapping[str, Any], path: Path) -> None:
 
 def _scale(config: Mapping[str, Any], stated: float | None) -> float:
     recorded = config.get("lora_parameters", {}).get("scale")
-    if recorded is not None and (isinstance(recorded, bool) or not isinstance(recorded, int | float) or recorded <= 0):
+    number = isinstance(recorded, int | float) and not isinstance(recorded, bool) and math.isfinite(recorded)
+    if recorded is not None and (not number or recorded <= 0):
         raise ValueError(f"{ADAPTER_CONFIG}: lora_parameters.scale is {recorded!r}, not a positive number")
     if recorded is None and stated is None:
         raise ValueError(

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from swaralign.artifacts import atomic_folder, sha256_file, write_json
-from swaralign.audio import read_audio, resample
+from swaralign.audio import check_speech, read_audio, resample
 from swaralign.official import Qwen3TTSForConditionalGeneration
 from swaralign.params import ProfileParams, SpeakerParams
 
 EMBEDDING = "embedding.json"
 EXTRACTOR_HZ = 24_000  # the official extractor takes no other rate
-SILENCE_DBFS = -60.0  # dB below full scale; a reference below it holds no voice
 
 
 def build_speaker(clip: Path, checkpoint: Path, params: SpeakerParams, out: Path) -> None:
@@ -61,13 +60,7 @@ def read_reference(clip: Path | bytes, params: SpeakerParams | ProfileParams) ->
         raise ValueError(
             f"{name} lasts {duration_s:.2f} s, speaker.min_duration_s is {params.min_duration_s}; use a longer clip"
         )
-    if not np.isfinite(wave).all():
-        raise ValueError(f"{name} holds samples that are not finite; encode it again")
-    level_dbfs = 20 * np.log10(max(float(np.std(wave, dtype=np.float64)), 1e-10))
-    if level_dbfs < SILENCE_DBFS:
-        raise ValueError(
-            f"{name} is silent: its level is {level_dbfs:.1f} dBFS, below {SILENCE_DBFS}; use a clip with speech"
-        )
+    check_speech(wave, name)
     return wave, sample_rate_hz
 
 

@@ -31,7 +31,10 @@ def build_speaker_of_row(
     """
     ids = [info["id"] for info in pq.read_table(train, columns=["extra_info"])["extra_info"].to_pylist()]
     chosen = choose_row(corpus, {int(prompt_id.rpartition("-")[2]) for prompt_id in ids}, speaker_id)
-    audio = read_cell(corpus, chosen["source_index"], "audio")["bytes"]
+    audio = (read_cell(corpus, chosen["source_index"], "audio") or {}).get("bytes")
+    if not audio:
+        raise ValueError(f"row {chosen['source_index']} of the corpus holds no bytes of audio; use a copy with the "
+                         "audio in it, or name a clip as assets.reference")
     wave, sample_rate_hz = read_reference(audio, params)
     about = {
         "rule": "highest snr of the training prompts" + (f" of speaker {speaker_id}" if speaker_id else ""),

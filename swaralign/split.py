@@ -134,14 +134,11 @@ def collect_texts(corpus: Sequence[Path], params: TextSplitParams) -> tuple[Side
     A list has one sentence a line; empty lines and those that begin with # are notes. Raises ValueError if a list is
     not among the files of the corpus, a sentence stands twice on one side, or a count is not that of the params.
     """
-    paths = {path.name: path for path in corpus}
     train, validation, index = Side(), Side(), 0
     for side, names in ((train, params.train_files), (validation, params.held_out_files)):
         seen: set[str] = set()
         for name in names:
-            if name not in paths:
-                raise ValueError(f"split names the list {name}, but assets.prompts has {', '.join(sorted(paths))}")
-            for text in read_sentences(paths[name]):
+            for text in read_sentences(_list_named(name, corpus)):
                 if text in seen:
                     raise ValueError(f"{name}: {text!r} stands twice among one side's lists; take one of them out")
                 seen.add(text)
@@ -158,9 +155,25 @@ def collect_texts(corpus: Sequence[Path], params: TextSplitParams) -> tuple[Side
     return train, validation
 
 
+def _list_named(name: str, corpus: Sequence[Path]) -> Path:
+    parts = Path(name).parts
+    found = [path for path in corpus if path.parts[-len(parts):] == parts]
+    if not found:
+        raise ValueError(f"split names the list {name}, but assets.prompts has "
+                         f"{', '.join(sorted(path.name for path in corpus))}")
+    if len(found) > 1:
+        raise ValueError(f"split names the list {name}, but assets.prompts has {len(found)} of that name; name it "
+                         f"with its folder, as {'/'.join(found[0].parts[-len(parts) - 1:])}")
+    return found[0]
+
+
 def read_sentences(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, stripped, without empty ones and notes."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    """The lines of a UTF-8 text file, stripped, without empty ones and notes. Raises ValueError if it is not UTF-8."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of the encoding
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}); save it as UTF-8") from error
+    lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

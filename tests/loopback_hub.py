@@ -39,6 +39,7 @@ class Hub:
 
     repos: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
+    expired: set[str] = field(default_factory=set)  # tokens that are refused wherever they are shown
     cut: list[int] = field(default_factory=list)  # of the next answers, after how many bytes the line breaks
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
     sent: int = 0  # bytes of files
@@ -86,6 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
+        if (self.headers.get("Authorization") or "").removeprefix("Bearer ") in self.hub.expired:
+            return self._fault(401, "")
         if found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+))?(?:/(\w+))?(?:/(.*))?", path):
             kind, repo, action, revision, folder = found.groups()
             return self._api(repo if kind == "models" else f"datasets/{repo}", action, revision, folder)

@@ -13,6 +13,7 @@ import numpy as np
 from swaralign.scoring import AudioScorer, AudioTake, Scalar
 
 NOT_CALLABLE = 3
+UNSENDABLE: dict[str, Scalar] = {"surrogate": "\ud800", "huge": 10**5000}  # by prompt
 BIG = 190_000  # bytes; two seconds at 24 kHz are 192,000, and as base64 more
 
 
@@ -26,6 +27,8 @@ class Number(AudioScorer):
     def check(self, take: AudioTake) -> None:
         if take.prompt == "unscorable":
             raise ValueError("that cannot be scored")
+        if take.prompt == "whose":
+            str(take.metadata["speaker"])
 
     def score(self, takes: Sequence[AudioTake]) -> list[float | Mapping[str, Scalar]]:
         time.sleep(self.delay_s)
@@ -34,8 +37,12 @@ class Number(AudioScorer):
     def _one(self, take: AudioTake, batch: int) -> float | Mapping[str, Scalar]:
         if take.prompt == "raises":
             raise RuntimeError("this take breaks the model")
+        if take.prompt == "stops":
+            return next(iter(()))
         if take.prompt == "bare":
             return np.float32(0.5)  # type: ignore[return-value]  # as a model hands it out
+        if take.prompt in UNSENDABLE:
+            return {"score": 1.0, "note": UNSENDABLE[take.prompt]}
         return {"score": float(take.prompt), "batch": batch, "seconds": len(take.wave) / take.sample_rate_hz}
 
 
@@ -79,6 +86,14 @@ class Short(AudioScorer):
 
     def score(self, takes: Sequence[AudioTake]) -> list[float]:
         return [1.0] * (len(takes) - 1)
+
+
+class Unwritten(AudioScorer):
+    """Has no `score`."""
+
+
+def nothing(name: str = "") -> None:
+    """Returns no scorer."""
 
 
 def unloadable() -> AudioScorer:

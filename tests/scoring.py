@@ -137,6 +137,7 @@ class Scripted:
         self.requests: list[dict[str, Any]] = []
         self.heads: list[str] = []
         self.times: list[float] = []
+        self.health = http(200, b"{}")  # the answer to every GET
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -161,7 +162,7 @@ class Scripted:
             length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
             body = stream.read(int(length[1])) if length else b""
             if head.startswith("GET"):
-                connection.sendall(http(200, b"{}"))
+                connection.sendall(self.health)
                 return
             self.times.append(time.monotonic())
             self.heads.append(head)

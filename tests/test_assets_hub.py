@@ -137,6 +137,13 @@ def test_a_gated_repository_opens_with_the_usual_login(hub: Hub, monkeypatch: py
     assert (resolve("base", assets(hub_asset())) / "config.json").read_bytes() == b"{}"
 
 
+def test_a_token_that_is_refused_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.expired.add("hf_old")
+    monkeypatch.setenv("HF_TOKEN", "hf_old")
+    with pytest.raises(ValueError, match=r"the hub answers 401, .*it refuses this token: run `hf auth login`"):
+        resolve("base", assets(hub_asset()))
+
+
 def test_a_second_weight_file_at_the_root_is_refused_but_a_readme_is_not(hub: Hub) -> None:
     folder = resolve("base", assets(hub_asset()))
     (folder / "README.md").write_text("-")

@@ -225,6 +225,37 @@ def test_listen_names_the_file_after_the_take(clone: Path, evaluated: np.ndarray
     assert (clone / "sft-demo-en-00000300-0.wav").is_file()
 
 
+def test_listen_makes_the_folder_and_tells_where_it_cannot_write(
+    clone: Path, evaluated: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["listen", "sft", "demo-en-00000300", "-o", "new/take.wav"]) == 0
+    assert (clone / "new/take.wav").is_file()
+    assert main(["listen", "sft", "demo-en-00000300", "-o", "new"]) == 1
+    assert capsys.readouterr().err.startswith("swaralign: ")
+
+
+def test_a_params_file_in_another_encoding_is_told_and_put_right(
+    root: Path, clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(root / "recipes", clone / "recipes")
+    with (clone / "params.yaml").open("ab") as file:
+        file.write(b"# caf\xe9\n")
+    assert main(["check"]) == 1
+    assert "params.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xe9" in capsys.readouterr().out
+    assert main(["recipe", "list"]) == 0
+    assert main(["recipe", "use", "demo"]) == 1
+    assert main(["recipe", "use", "demo", "--force"]) == 0
+    load_params(clone / "params.yaml")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "x"])
+def test_diagnose_takes_a_number_of_prompts(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("rollout", "samples"):
+        with pytest.raises(SystemExit):
+            main(["diagnose", action, "--prompts", count])
+        assert f"'{count}' is not a positive integer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

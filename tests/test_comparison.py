@@ -19,6 +19,7 @@ from swaralign.comparison import (
     all_takes,
     compare,
     differences_csv,
+    is_certain,
     prompt_sums,
     read_evaluations,
 )
@@ -225,6 +226,18 @@ def test_comparison_tells_what_is_not_certain() -> None:
     assert not any(line.startswith("|") and "**" in line for line in text.splitlines())
 
 
+def test_of_few_prompts_nothing_is_certain() -> None:
+    """The interval of prompts that all moved alike is a point, but their signs may well be chance."""
+    voices = {name: evaluation(voice.takes.to_pylist()[:3]) for name, voice in random_voices().items()}
+    result = compare(voices, "sft", PARAMS)
+    found = result["grpo_minus_sft"]["composite"]
+    assert found["low"] == found["difference"] == found["high"] != 0 and found["p"] == 1
+    assert not is_certain(found, PARAMS.confidence)
+    text = render(voices, "sft", result)
+    assert "**grpo and sft cannot be told apart by composite**" in text and "better: none. Worse: none." in text
+    assert [is_certain({"low": 0.1, "high": 0.2, "p": p}, 0.95) for p in (0.05, 0.051)] == [True, False]
+
+
 def test_every_metric_stands_in_each_table() -> None:
     voices = random_voices(prompts=12, voices=("base", "sft", "dpo", "kto", "grpo"))
     result = compare(voices, "sft", PARAMS)
@@ -258,11 +271,11 @@ def test_the_start_and_another_voice_are_needed() -> None:
 def test_a_failed_take_and_a_bar_in_a_transcript_are_told() -> None:
     voices = tiny()
     rows = voices["base"].takes.to_pylist()
-    rows[0]["transcript"] = "a | b"
+    rows[0]["transcript"] = "a | b\\c\n<b>"
     voices["base"] = evaluation(rows)
     text = render(voices, "sft", compare(voices, "sft", PARAMS))
     assert "| (silent) |" in text
-    assert "a \\| b" in text
+    assert "a \\| b\\\\c \\<b>" in text
 
 
 def test_evaluations_are_read_without_their_audio(tmp_path: Path) -> None:

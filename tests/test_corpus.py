@@ -125,6 +125,21 @@ def test_a_hub_that_went_away_is_told(hub: Hub, tmp_path: Path, monkeypatch: pyt
         list(read_rows(files))
 
 
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"gated": {"datasets/house/corpus"}}, "is gated: log in at"),
+    ({"repos": {}}, "no such repository at"),
+])
+def test_access_that_was_lost_after_the_listing_is_told(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
+) -> None:
+    files = list_rows("prompts", ASSET)
+    monkeypatch.delenv("HF_TOKEN")
+    for name, value in changes.items():
+        setattr(hub, name, value)
+    with pytest.raises(ValueError, match=rf"assets\.prompts: house/corpus .*{told}"):
+        list(read_rows(files))
+
+
 def test_the_listing_is_asked_once_and_leaves_the_other_files_out(hub: Hub, shards: list[Path]) -> None:
     files = list_rows("prompts", ASSET)
     asked = len(hub.asked)

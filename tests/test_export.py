@@ -93,6 +93,11 @@ def test_what_cannot_be_exported_is_told(clone: Path, capsys: pytest.CaptureFixt
     assert main(["export", "verl"]) == 1
     assert "for rollout.family qwen3_tts, found 'outetts'" in capsys.readouterr().err
     main(["recipe", "use", "demo"])
+    params = clone / "params.yaml"
+    params.write_text(params.read_text().replace('urls: ["http://127.0.0.1:18080"]', "urls: []"))
+    assert main(["export", "verl"]) == 1
+    assert "reward.http.urls is empty; name a scorer there, or by --scorer-url" in capsys.readouterr().err
+    assert main(["export", "verl", "--scorer-url", "http://h/score", "-o", "given.sh"]) == 0
     (clone / INPUTS["SPK_EMBED_PATH"]).unlink()
     assert main(["export", "verl"]) == 1
     assert "data/speaker/embedding.json not found; `dvc repro speaker`" in capsys.readouterr().err

@@ -118,7 +118,11 @@ def test_wrong_params_are_refused(repository: Path, recipe: str | None, override
 
 def test_nearest_recipe_names_the_keys_that_differ(repository: Path) -> None:
     text = params_text(repository, None, {"compare.seed": 9})
-    assert nearest_recipe(repository, text) == ("demo", [{"key": "compare.seed", "recipe": "7", "this run": "9"}])
+    expected = ("demo", [{"key": "compare.seed", "recipe": "7", "this run": "9"}])
+    assert nearest_recipe(repository, text) == expected
+    (repository / "recipes/draft.yaml").write_text("# nothing yet\n")
+    assert nearest_recipe(repository, text) == expected
+    (repository / "recipes/draft.yaml").unlink()
 
 
 def test_params_at_hand_run_in_the_clone(repository: Path) -> None:
@@ -170,6 +174,41 @@ def test_a_half_made_worktree_is_made_anew_and_an_old_one_goes(repository: Path)
     with workspace(repository, params_text(repository, None, {"compare.seed": 11})) as other:
         assert other.exists() and not path.exists()
         assert str(path) not in git(repository, "worktree", "list")
+
+
+def test_a_worktree_whose_making_was_killed_is_made_anew(repository: Path) -> None:
+    """git still has an entry of it, locked."""
+    text = params_text(repository, None, {"compare.seed": 12})
+    with workspace(repository, text) as path:
+        git(repository, "worktree", "lock", str(path))
+    shutil.rmtree(path)
+    with workspace(repository, text) as again:
+        assert again == path and (path / "toy.py").exists()
+
+
+def test_a_worktree_needs_neither_the_clones_index_nor_its_hooks(repository: Path) -> None:
+    """Somebody commits, or another run begins, at this moment; DVC's hooks would check out before there is a cache."""
+    hook = repository / ".git/hooks/post-checkout"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    os.utime(repository / "toy.py")  # so that git wants to refresh its index
+    index = (repository / ".git/index").read_bytes()
+    (repository / ".git/index.lock").touch()
+    try:
+        with workspace(repository, params_text(repository, None, {"compare.seed": 13})) as path:
+            assert (path / "toy.py").exists()
+    finally:
+        (repository / ".git/index.lock").unlink()
+        hook.unlink()
+    assert (repository / ".git/index").read_bytes() == index
+
+
+def test_a_port_needs_another_one_after_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for port in ("65535", "0", "x"):
+        monkeypatch.setattr(sys, "argv", ["serve", "--port", port])
+        with pytest.raises(SystemExit):
+            serve.main()
+        assert f"'{port}' is not a port from 1 to 65534" in capsys.readouterr().err
 
 
 def timed(script: str, folder: Path) -> tuple[int, list[tuple[str, float]]]:

@@ -57,6 +57,14 @@ def test_weights_are_normalised() -> None:
     assert composite(0.2, 3.3, 0.4, tenfold) == pytest.approx(composite(0.2, 3.3, 0.4, PUBLISHED))
 
 
+@pytest.mark.parametrize("broken", range(3))
+def test_what_is_not_finite_is_no_measurement(broken: int) -> None:
+    parts = [0.1, 4.0, 0.5]
+    parts[broken] = float("nan")
+    with pytest.raises(ValueError, match="is nan: its engine made no number of this take"):
+        composite(*parts, PUBLISHED)
+
+
 def test_a_part_without_weight_may_be_missing_and_one_with_weight_may_not() -> None:
     alone = WeightsParams(error_rate=2.0, mos=0.0, speaker_similarity=0.0)
     assert composite(0.25, None, None, alone) == composite(0.25, 4.0, 0.9, alone) == 0.75
@@ -130,6 +138,8 @@ def test_engines_that_need_more_say_so() -> None:
         load_encoder(SimilarityParams(engine="ecapa"), None, None, "cpu")
     with pytest.raises(ValueError, match=r"engine is policy, which needs the voice's checkpoint"):
         load_encoder(SimilarityParams(engine="policy"), None, None, "cpu")
+    with pytest.raises(ValueError, match=r"nosuch is no checkpoint; `dvc repro merge` makes"):
+        load_encoder(SimilarityParams(engine="policy"), None, Path("nosuch"), "cpu")
 
 
 def test_the_loaded_scorer_measures_everything_and_a_failed_take_reaches_no_model() -> None:
@@ -188,6 +198,25 @@ def test_one_call_asks_a_scorer_of_kind_http(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="has a reference of its own; leave reference_audio out"):
             score(wave, text, RATE_HZ, params=path, root=ROOT, reference_audio=wave)
     assert (found["composite"], found["transcript"], len(server.requests)) == (0.25, "red cars", 1)
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"sample_rate": 0}, "sample_rate is 0, not a rate in Hz"),
+    ({"sample_rate": float("nan")}, "sample_rate is nan, not a rate in Hz"),
+    ({"sample_rate": "24000"}, "sample_rate is '24000', not a rate in Hz"),
+    ({"reference_sr": 0}, "reference_sr is 0, not a rate in Hz"),
+    ({"reference_audio": np.zeros(RATE_HZ)}, "the reference clip is silent"),
+    ({"reference_audio": np.zeros(0)}, "the reference clip is silent"),
+    ({"reference_audio": np.full(RATE_HZ, np.nan)}, "the reference clip holds samples that are not finite"),
+    ({"reference_audio": np.zeros((2, 9))}, r"reference_audio must be one channel .* found \(2, 9\)"),
+    ({"reference_audio": np.full(RATE_HZ, 12000.0)}, "reference_audio has a peak of 12000, not samples in"),
+    ({"audio": np.full(RATE_HZ, 12000.0)}, "audio has a peak of 12000, not samples in .* divide it by its full scale"),
+])
+def test_one_call_refuses_what_would_be_scored_wrongly(changes: dict[str, Any], told: str) -> None:
+    text, wave = clips(1)[0]
+    given = {"audio": wave, "sample_rate": RATE_HZ, "reference_audio": wave, "reference_sr": RATE_HZ} | changes
+    with pytest.raises(ValueError, match=told):
+        score(target_text=text, params=RECIPE, root=ROOT, **given)
 
 
 def test_one_call_refuses_integers() -> None:

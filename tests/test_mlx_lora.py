@@ -236,6 +236,7 @@ def test_ranks_that_differ(tmp_path: Path, base: Path) -> None:
     (recorded(lora_parameters={"rank": 8, "scale": 1.0}), "records lora_parameters.rank 8, the tensors have rank 2"),
     (recorded(lora_parameters={"rank": 2, "scale": "2"}), "scale is '2', not a positive number"),
     (recorded(lora_parameters={"rank": 2, "scale": 0}), "scale is 0, not a positive number"),
+    (recorded(lora_parameters={"rank": 2, "scale": float("nan")}), "scale is nan, not a positive number"),
 ])
 def test_a_config_that_cannot_be_merged(tmp_path: Path, base: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -81,6 +81,14 @@ def test_shipped_recipe_loads(recipe: Path) -> None:
         ("grpo.sharding", "fsdp", ["grpo:", "sharding fsdp is for trainable full over 2", "set sharding to none"]),
         ("grpo.schedule.keep_every", 6, ["grpo.schedule:", "keep_every 6 is not a multiple of save_every 4",
                                          "8 would do"]),
+        ("kto.micro_batch", 5, ["kto:", "micro_batch 5 does not divide takes_per_update 32", "[2, 4, 8, 16, 32]"]),
+        ("grpo.micro_batch", 10**15, ["grpo:", "micro_batch 1000000000000000 does not divide"]),
+        ("dpo.pairs_per_update", 10**9 + 1, ["dpo:", "micro_batch 16 does not divide", "[1, 7, 11, "]),
+        ("reward.http.urls", ["http://127.0.0.1:99999"], ["reward.http", "http://127.0.0.1:99999 is not a URL: Port"]),
+        ("reward.http.urls", ["http://::1:18080"], ["reward.http", "http://::1:18080 is not the URL of a scorer; as"]),
+        ("reward.http.urls", ["http://[::1"], ["reward.http", "http://[::1 is not a URL: Invalid IPv6 URL"]),
+        ("reward.http.urls", ["127.0.0.1:18080"], ["reward.http", "127.0.0.1:18080 is not the URL of a scorer"]),
+        ("reward.http.urls", ["http://b\u00fccher.de"], ["reward.http", "is not the URL of a scorer; as http://127.0.0.1"]),
         ("grpo.iterations", 5, ["grpo:", "schedule.updates 12 is not a multiple of iterations 5", "10 would do"]),
         ("grpo.iterations", 3, ["grpo:", "schedule.save_every 4 is not a multiple of iterations 3", "3 would do"]),
         ("rollout.max_frames", 101,
@@ -103,6 +111,16 @@ def test_bad_key_is_told(data: dict[str, Any], key: str, value: Any, told: list[
     message = str(caught.value)
     assert message.startswith("params.yaml is not valid:")
     assert [part for part in told if part not in message] == [], message
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "grpo"])
+def test_the_best_checkpoint_is_one_that_is_saved(data: dict[str, Any], trainer: str) -> None:
+    put(data, f"{trainer}.schedule", data[trainer]["schedule"] | {"keep_best": True, "save_every": 4, "updates": 12})
+    put(data, f"{trainer}.validation", data[trainer]["validation"] | {"every": 6, "prompts": 8})
+    with pytest.raises(ValueError, match=rf"{trainer}: validation\.every 6 is not .*save_every 4: .*8 would do"):
+        parse_params(data)
+    for changes in ({"every": 8}, {"prompts": 0}):
+        parse_params(put(data, f"{trainer}.validation", data[trainer]["validation"] | {"every": 6} | changes))
 
 
 def test_missing_section_and_missing_key_are_told_together(demo: dict[str, Any]) -> None:
@@ -130,6 +148,18 @@ def test_file_that_is_not_yaml(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text("grpo: [1, 2\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"(?s)params\.yaml is not valid YAML: .*line 2"):
+        load_params(path)
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    (b"grpo: caf\xe9\n", "can't decode byte 0xe9"),
+    (b"day: 2024-13-45\n", "month must be in 1..12"),
+    (b"a: " + b"[" * 3000, "maximum recursion depth"),
+], ids=["Latin-1", "no date", "deep"])
+def test_file_that_yaml_cannot_make_sense_of_is_named(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"(?s)params\.yaml is not valid YAML: .*{told}"):
         load_params(path)
 
 

@@ -154,7 +154,7 @@ def test_clips_are_the_bytes_of_draw_0(tmp_path: Path) -> None:
 
 
 def test_curves_leave_out_what_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "curves.csv").write_text("step,loss,mos,margin\n1,0.5,,\n2,0.25,,0.1\n")
+    (tmp_path / "curves.csv").write_text("step,loss,mos,margin\n1,0.5,,\n2,0.25,,0.1\n3,nan,,inf\n")
     assert read_curves(tmp_path / "curves.csv") == {"loss": [(1, 0.5), (2, 0.25)], "margin": [(2, 0.1)]}
     (tmp_path / "none.csv").write_text("step,loss\n")
     assert read_curves(tmp_path / "none.csv") == {}
@@ -167,6 +167,9 @@ def test_curves_leave_out_what_is_empty(tmp_path: Path) -> None:
     ([5.0], [2, 3, 4, 5, 6, 7, 8]),
     ([0.0, 0.0], [-0.6, -0.4, -0.2, 0, 0.2, 0.4, 0.6]),
     ([5e-4, 5e-4], [0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0007, 0.0008]),
+    ([5e-4, 5e-4 + 1e-17], [0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0007, 0.0008]),
+    ([48.0, 48.00000000000001], [20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]),
+    ([2e-13], [-6e-7, -4e-7, -2e-7, 0, 2e-7, 4e-7, 6e-7]),
 ])
 def test_ticks_are_round_and_span_the_values(values: list[float], expected: list[float]) -> None:
     assert ticks(values, 5) == pytest.approx(expected)

@@ -248,11 +248,33 @@ def test_nobody_there_is_told_before_the_first_take() -> None:
         ScorerClient(settings(url)).wait_ready()
 
 
+def test_waiting_ends_in_time_whatever_the_scorer_asks_for() -> None:
+    with Scripted(http(200)) as server:
+        server.health = http(503, Retry_After="86400")
+        with pytest.raises(ScorerError, match=r"no scorer is left for GET /healthz: .*: 503"):
+            ScorerClient(settings(server.url, timeout_s=0.5)).wait_ready()
+
+
+def test_inside_a_running_loop_as_in_a_notebook() -> None:
+    async def cell(client: ScorerClient) -> float:
+        return client.score([take()])[0].score
+
+    with Scripted(http(200)) as server:
+        assert asyncio.run(cell(ScorerClient(settings(server.url)))) == 1.25
+
+
+def test_no_message_tells_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORER_TOKEN", "s3c\nret")
+    with pytest.raises(ValueError, match="SCORER_TOKEN, whose value has spaces or control") as caught:
+        connect(settings("http://127.0.0.1:1", token_env="SCORER_TOKEN"))
+    assert "s3c" not in str(caught.value)
+
+
 def test_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scripted(http(200)) as server:
         params = settings(server.url, token_env="SCORER_TOKEN")
         with pytest.raises(ValueError, match=r"reward\.http\.token_env is SCORER_TOKEN, but that environment variable"):
             connect(params)
-        monkeypatch.setenv("SCORER_TOKEN", "s3cret")
+        monkeypatch.setenv("SCORER_TOKEN", "s3cret\n")  # as a file ends
         connect(params).score([take()])
     assert "Authorization: Bearer s3cret\r\n" in server.heads[0]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ from swaralign.cli import main
 from swaralign.scoring.messages import MAX_BODY_BYTES, encode_take, parse_json, parse_take
 from swaralign.scoring.plugins import find_factory
 from tests.scorers import Held, Number, Seconds, Short
-from tests.scoring import metrics, process, request, served, serving, take, wait_ready
+from tests.scoring import launch, metrics, process, request, served, serving, take, wait_ready
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENT: dict[str, Any] = {"timeout": 60, "trust_env": False}
@@ -75,7 +76,7 @@ def test_the_reply_to_a_take(web: httpx.Client) -> None:
         ({"sample_rate": True}, "sample_rate: Input should be a valid integer, found True"),
         ({"prompt": " \n"}, r"prompt: must not be empty, found ' \n'"),
         ({"metadata": None}, "metadata: must be an object, found None"),
-        ({"metadata": {"of": {"a": 1}}}, "metadata.of: must be a string, a finite number, a boolean or null"),
+        ({"metadata": {"of": {"a": 1}}}, "metadata: of: must be a string, a finite number, a boolean or null"),
         ({"prompt": "unscorable"}, "that cannot be scored"),
     ],
 )
@@ -95,7 +96,13 @@ def test_a_key_too_few_and_one_too_many(web: httpx.Client) -> None:
 def test_scorer_that_fails_is_a_500_with_its_reason(web: httpx.Client) -> None:
     for prompt, told in (("raises", "RuntimeError: this take breaks the model"),
                          ("nan", "ValueError: score: Input should be a finite number, found nan"),
-                         ("a word", "ValueError: could not convert string to float: 'a word'")):
+                         ("a word", "ValueError: could not convert string to float: 'a word'"),
+                         ("stops", "StopIteration: "),  # which no future of asyncio can hold
+                         ("whose", "KeyError: 'speaker'"),
+                         ("surrogate", "ValueError: note: 'utf-8' codec can't encode character '\\ud800' in position "
+                                       "0: surrogates not allowed"),
+                         ("huge", "ValueError: note: must be a string, a finite number, a boolean or null, found a nu"
+                                  "mber of 16610 bits")):
         response = web.post("/score", json=request(prompt=prompt))
         assert (response.status_code, response.json()) == (500, {"error": told})
     with served(Short) as short:
@@ -104,15 +111,16 @@ def test_scorer_that_fails_is_a_500_with_its_reason(web: httpx.Client) -> None:
 
 
 def test_a_batch_keeps_its_order_and_a_bad_take_fails_alone(web: httpx.Client) -> None:
-    prompts = ["3", "raises", "1", "", "unscorable", "nan", "2"]
+    prompts = ["3", "raises", "1", "", "unscorable", "nan", "2", "whose", "stops"]
     response = web.post("/score/batch", json=[request(prompt=each, metadata={"id": each}) for each in prompts])
     replies = response.json()
     assert response.status_code == 200
     assert [(reply.get("score"), reply.get("sample_id")) for reply in replies] == [
-        (3.0, "3"), (None, None), (1.0, "1"), (None, None), (None, None), (None, None), (2.0, "2")]
+        (3.0, "3"), (None, None), (1.0, "1"), (None, None), (None, None), (None, None), (2.0, "2"),
+        (None, None), (None, None)]
     assert [reply["error"] for reply in replies if "error" in reply] == [
         "RuntimeError: this take breaks the model", "prompt: must not be empty, found ''", "that cannot be scored",
-        "ValueError: score: Input should be a finite number, found nan"]
+        "ValueError: score: Input should be a finite number, found nan", "KeyError: 'speaker'", "StopIteration: "]
     assert web.post("/score/batch", json=[]).json() == []
 
 
@@ -178,11 +186,34 @@ def test_not_ready_until_the_scorer_is_loaded() -> None:
         try:
             health = httpx.get(f"{url}/healthz", **PATIENT)
             score = httpx.post(f"{url}/score", json=request(), **PATIENT)
+            batch = httpx.post(f"{url}/score/batch", json=[request()], **PATIENT)
         finally:
             load.set()
         wait_ready(url)
         assert (health.status_code, health.json()) == (503, {"status": "loading"})
-        assert (score.status_code, score.headers["retry-after"]) == (503, "1")
+        for each in (score, batch):
+            assert (each.status_code, each.headers["retry-after"]) == (503, "1")
+
+
+def test_a_server_that_is_still_loading_ends_at_once() -> None:
+    server = launch("tests.scorers:Number", "--set", "load_s=600")
+    wait_for(lambda: not refuses(server.url))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+
+
+def test_a_million_faults_cost_no_more_than_one() -> None:
+    """Each would otherwise be an object with a text of its own, though the first eight are told."""
+    many = request(metadata={hex(n): [] for n in range(200_000)})
+    tracemalloc.start()
+    try:
+        for told, data in (("holds 200000 keys, more than 1000", many),
+                           ("0x0: must be a string", request(metadata={hex(n): [] for n in range(1000)}))):
+            with pytest.raises(ValueError, match=told):
+                parse_take(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -283,6 +314,11 @@ def test_what_cannot_be_served_is_told_at_once(url: str, capsys: pytest.CaptureF
         (["tests.scorers:Number", "--port", port], f"swaralign: cannot listen on 127.0.0.1, port {port}"),
         (["tests.scorers:Nothing"], "swaralign: no scorer 'tests.scorers:Nothing': module 'tests.scorers' has no attr"),
         (["tests.scorers:NOT_CALLABLE"], "swaralign: the scorer 'tests.scorers:NOT_CALLABLE' is a int; it must be a c"),
+        (["tests.scorers:Number", "--port", "99999"], "swaralign: cannot listen on 127.0.0.1, port 99999: bind(): "),
+        (["tests.scorers:Number", "--set", "delay=1"], "swaralign: the settings of --set do not fit: got an unexp"),
+        (["tests.scorers:Number", "--set", "delay_s=[1"], "swaralign: --set delay_s: '[1' is not a YAML value; quo"),
+        (["tests.scorers:Unwritten"], "swaralign: Unwritten is an abstract class; its `score` is not written"),
+        ([".scorers:Number"], "swaralign: no scorer '.scorers:Number'"),
         (["whisper_cr"], "swaralign: no scorer 'whisper_cr'"),
         (["whisper_cer", "--set", "a=1"], "swaralign: --set is for scorers of yours"),
         (["whisper_cer", "--token-env", "NO_SUCH"], "swaralign: --token-env is NO_SUCH, but that environment variable"),
@@ -291,12 +327,17 @@ def test_what_cannot_be_served_is_told_at_once(url: str, capsys: pytest.CaptureF
         assert capsys.readouterr().err.startswith(told)
 
 
-def test_a_load_that_fails_ends_the_server_and_another_address_warns() -> None:
-    command = [sys.executable, "-m", "swaralign.cli", "scorer", "serve", "tests.scorers:unloadable", "--port", "0",
+@pytest.mark.parametrize(("name", "told"), [
+    ("unloadable", "its weights are missing; fetch them"),
+    ("nothing", "the scorer 'tests.scorers:nothing' gave a NoneType; it must be a class, or a function that returns an "
+                "instance, of swaralign.scoring.AudioScorer"),
+])
+def test_a_load_that_fails_ends_the_server_and_another_address_warns(name: str, told: str) -> None:
+    command = [sys.executable, "-m", "swaralign.cli", "scorer", "serve", f"tests.scorers:{name}", "--port", "0",
                "--host", "0.0.0.0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "swaralign: its weights are missing; fetch them"
+    assert done.stderr.splitlines()[-1] == f"swaralign: {told}"
     assert "0.0.0.0 is not loopback: others can reach it, and nothing is encrypted; no token" in done.stderr
 
 

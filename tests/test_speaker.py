@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -150,3 +151,14 @@ def test_the_chosen_rows_clip_gives_the_embedding_and_is_recorded(tmp_path: Path
     build_speaker(tmp_path / "out" / "reference.flac", DEMO / "base", PARAMS, tmp_path / "again")
     first, second = ((tmp_path / name / "embedding.json").read_bytes() for name in ("out", "again"))
     assert first == second
+
+
+@pytest.mark.parametrize("cell", [None, {"bytes": None, "path": "clips/1.wav"}])
+def test_a_row_without_its_audio_is_named(tmp_path: Path, cell: dict[str, Any] | None) -> None:
+    rows = pq.read_table(write_rows(tmp_path / "corpus.parquet")).to_pylist()
+    rows[1]["audio"] = cell
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")
+    train = tmp_path / "train.parquet"
+    pq.write_table(pa.Table.from_pylist([{"extra_info": {"id": "demo-en-00000001"}}]), train)
+    with pytest.raises(ValueError, match=r"row 1 of the corpus holds no bytes of audio; .* assets\.reference"):
+        build_speaker_of_row([tmp_path / "corpus.parquet"], train, DEMO / "base", PARAMS, None, tmp_path / "out")

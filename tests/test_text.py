@@ -36,6 +36,10 @@ SAME = [
     ("the grey cat", "The gray cat."),
     ("um, the cat", "the cat"),
     ("one", "1"),
+    ("the cat", "The cat..."),
+    ("the cat", "...the cat\u2026"),
+    ("the cat ran", "The cat... ran.."),
+    ("the cat", "the - cat %"),
 ]
 DIFFERENT = [("two", "ten"), ("two o'clock", "three o'clock"), ("two o'clock", "two"), ("ten dollars", "ten"),
              ("fifteen dollars", "$50"), ("2:30", "2:00")]
@@ -49,6 +53,11 @@ def test_english_rule_makes_equal(one: str, other: str) -> None:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_english_rule_keeps_apart(one: str, other: str) -> None:
     assert normalise(one, "english") != normalise(other, "english")
+
+
+@pytest.mark.parametrize("text", ["...", "\u2026", "%", " - "])
+def test_english_rule_leaves_nothing_of_marks_alone(text: str) -> None:
+    assert normalise(text, "english") == ""
 
 
 def test_english_rule_survives_any_transcript() -> None:

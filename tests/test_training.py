@@ -98,13 +98,15 @@ def test_validation_draws_the_same_takes_at_every_step(trained: common.Training)
 
 
 def test_resumed_equals_uninterrupted(params: Params, trained: common.Training, tmp_path: Path) -> None:
-    """A run cut after its first checkpoint, and resumed, ends where the uninterrupted one did."""
+    """A run cut while it wrote its second checkpoint, and resumed, ends where the uninterrupted one did."""
     source = Path(trained.trainer.args.output_dir)
     shutil.copytree(source, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    weights = tmp_path / "run" / "checkpoint-2" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
     (tmp_path / "run" / "validation" / "step-000002.parquet").unlink()
     resumed = train(params, tmp_path / "run")
     assert resumed.trainer.state.global_step == 2
+    assert common.newest_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"  # written over, and whole
     assert difference(adapter(trained), adapter(resumed)) < 1e-6
     assert [row["reward"] for row in rows(resumed)] == pytest.approx([row["reward"] for row in rows(trained)])
     assert resumed.validation.table().equals(trained.validation.table())

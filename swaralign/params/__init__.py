@@ -24,6 +24,7 @@ from swaralign.params.reward import (
     RewardParams,
     SimilarityParams,
     WeightsParams,
+    check_url,
 )
 from swaralign.params.rollout import (
     OuteTtsRolloutParams,
@@ -82,6 +83,7 @@ __all__ = [
     "TrackingParams",
     "ValidationParams",
     "WeightsParams",
+    "check_url",
     "load_params",
     "parse_params",
 ]

@@ -25,7 +25,7 @@ def load_params(path: str | Path = "params.yaml") -> Params:
         raise ValueError(f"{path} does not exist; `cp recipes/demo.yaml params.yaml` makes one")
     try:
         data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:  # also bytes that are no UTF-8, a date of month 13
         raise ValueError(f"{path} is not valid YAML: {error}") from error
     return parse_params(data, str(path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -43,6 +44,13 @@ class ValidationParams(Section):
     sampling: SamplingParams
 
 
+def _best_one_is_saved(schedule: ScheduleParams, validation: ValidationParams) -> None:
+    save_every, every = schedule.save_every, validation.every
+    if schedule.keep_best and validation.prompts and every % save_every:
+        raise ValueError(f"validation.every {every} is not a multiple of schedule.save_every {save_every}: keep_best "
+                         f"could find the best one unsaved; {-(-every // save_every) * save_every} would do")
+
+
 class DpoParams(Section):
     seed: Seed
     beta: Positive
@@ -55,6 +63,7 @@ class DpoParams(Section):
     @model_validator(mode="after")
     def _batch_arithmetic(self) -> Self:
         _divides(self.micro_batch, self.pairs_per_update, "pairs_per_update")
+        _best_one_is_saved(self.schedule, self.validation)
         return self
 
 
@@ -71,14 +80,20 @@ class KtoParams(Section):
 
     @model_validator(mode="after")
     def _batch_arithmetic(self) -> Self:
-        _divides(self.micro_batch, self.takes_per_update, "takes_per_update")
+        _divides(self.micro_batch, self.takes_per_update, "takes_per_update", least=2)
+        _best_one_is_saved(self.schedule, self.validation)
         return self
 
 
-def _divides(micro_batch: int, batch: int, key: str) -> None:
+def _divides(micro_batch: int, batch: int, key: str, least: int = 1) -> None:
     if batch % micro_batch:
-        fits = [n for n in range(1, batch + 1) if batch % n == 0]
+        fits = [n for n in _divisors(batch) if n >= least]
         raise ValueError(f"micro_batch {micro_batch} does not divide {key} {batch}; it could be one of {fits}")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 class GrpoParams(Section):
@@ -126,11 +141,11 @@ class GrpoParams(Section):
         takes, ranks = self.prompts_per_update * self.samples_per_prompt, self.num_processes
         made_of = f"(prompts_per_update {self.prompts_per_update} x samples_per_prompt {self.samples_per_prompt})"
         if takes % ranks:
-            fits = [n for n in range(1, takes + 1) if takes % n == 0]
+            fits = _divisors(takes)
             raise ValueError(f"num_processes {ranks} does not divide the {takes} takes of an update {made_of}; "
                              f"it could be one of {fits}")
         if takes // ranks % self.micro_batch:
-            fits = [n for n in range(1, takes + 1) if takes % (n * ranks) == 0]
+            fits = _divisors(takes // ranks)
             share = f" x num_processes {ranks}" if ranks > 1 else ""
             raise ValueError(f"micro_batch {self.micro_batch}{share} does not divide the {takes} takes of an update "
                              f"{made_of}; micro_batch could be one of {fits}")
@@ -140,4 +155,5 @@ class GrpoParams(Section):
                     f"schedule.{key} {value} is not a multiple of iterations {self.iterations}: a rollout batch would "
                     f"be cut; {value // self.iterations * self.iterations or self.iterations} would do"
                 )
+        _best_one_is_saved(self.schedule, self.validation)
         return self

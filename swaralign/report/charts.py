@@ -51,8 +51,10 @@ def interval_chart(label: str, rows: Mapping[str, tuple[float, float, float]]) -
 def ticks(values: Sequence[float], most: int) -> list[float]:
     """At most `most` + 2 round numbers, evenly spaced, that span the values; two at least."""
     low, high = min(values), max(values)
-    if low == high:
-        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * max(size, 1e-3):  # equal but for rounding: no ticks could tell them apart
+        half = max(size, 1e-6) / 2 if size else 0.5
+        low, high = low - half, high + half
     rough = (high - low) / most
     size = 10 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * (1 - 1e-9))

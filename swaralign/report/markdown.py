@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from swaralign.comparison import METRICS, Evaluation, excludes_zero, measured, minus, per_prompt
+from swaralign.comparison import METRICS, Evaluation, is_certain, measured, minus, per_prompt
 from swaralign.report.words import best_voice, caveats, claims, interval, level, number, p_value, reading
 
 
@@ -26,7 +27,8 @@ def render(
     lines += _values(result, voices)
     for voice in reversed(voices):
         if voice != start:
-            lines += ["", f"## {voice} less {start}", "", *_differences(result[minus(voice, start)], level(result))]
+            found = result[minus(voice, start)]
+            lines += ["", f"## {voice} less {start}", "", *_differences(found, result["confidence"])]
     lines += ["", "## How the numbers are made", "", *(f"- {note}" for note in reading(result, start, settings))]
     lines += ["", "## What they do not show", "",
               *(f"- {note}" for note in caveats(result, voices, start))]
@@ -41,14 +43,14 @@ def _values(result: Mapping[str, Any], voices: Sequence[str]) -> list[str]:
     ])
 
 
-def _differences(found: Mapping[str, Mapping[str, float]], confidence: str) -> list[str]:
+def _differences(found: Mapping[str, Mapping[str, float]], confidence: float) -> list[str]:
     rows = []
     for name, each in found.items():
         metric = METRICS[name]
         shown = number(each["difference"], metric, "+")
-        shown = f"**{shown}**" if excludes_zero(each) else shown
+        shown = f"**{shown}**" if is_certain(each, confidence) else shown
         rows.append([metric.label, shown, interval(each, metric), p_value(each["p"]).removeprefix("= "), metric.better])
-    return _table(["", "difference", f"{confidence} interval", "p", "better is"], rows)
+    return _table(["", "difference", f"{100 * confidence:g} % interval", "p", "better is"], rows)
 
 
 def _examples(evaluations: Mapping[str, Evaluation], start: str, voice: str) -> list[str]:
@@ -86,4 +88,9 @@ def heard(take: Mapping[str, Any]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in cells]
+
+
+def _cell(text: str) -> str:
+    """A text as one cell of a table, itself and no markup."""
+    return re.sub(r"([\\|<])", r"\\\1", " ".join(text.split()))

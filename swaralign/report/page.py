@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from swaralign.comparison import METRICS, SCORES, Evaluation, excludes_zero, measured, minus, per_prompt
+from swaralign.comparison import METRICS, SCORES, Evaluation, is_certain, measured, minus, per_prompt
 from swaralign.report import words
 from swaralign.report.charts import Point, interval_chart, line_chart
 from swaralign.report.markdown import heard
@@ -95,10 +96,11 @@ def read_clips(folder: Path, voices: Sequence[str], ids: Sequence[str]) -> dict[
 
 
 def read_curves(path: Path) -> Curves:
-    """Each column of a CSV file of numbers against its column `step`; empty cells and columns are left out."""
+    """Each column of a CSV file of numbers against its column `step`; what is empty or not finite is left out."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = {name: [(float(row["step"]), float(row[name])) for row in rows if row[name]]
+    columns = {name: [(float(row["step"]), float(row[name])) for row in rows
+                      if row[name] and math.isfinite(float(row[name]))]
                for name in (rows[0] if rows else ()) if name != "step"}
     return {name: points for name, points in columns.items() if points}
 
@@ -112,16 +114,17 @@ def _table(result: Mapping[str, Any], voices: Sequence[str], start: str) -> list
             cell = {"value": words.number(result[voice][name], metric) if name in result[voice] else "not measured"}
             found = None if voice == start else result[minus(voice, start)].get(name)
             if found:
-                cell |= {"difference": words.number(found["difference"], metric, "+"), "verdict": _verdict(name, found),
+                cell |= {"difference": words.number(found["difference"], metric, "+"),
+                         "verdict": _verdict(name, found, result["confidence"]),
                          "interval": words.interval(found, metric), "p": words.p_value(found["p"])}
             cells.append(cell)
         rows.append({"label": metric.label, "better": metric.better, "cells": cells})
     return rows
 
 
-def _verdict(name: str, found: Mapping[str, float]) -> str:
-    """better, worse, differs (of a metric that is neither) or, where the interval includes 0, open."""
-    if not excludes_zero(found):
+def _verdict(name: str, found: Mapping[str, float], confidence: float) -> str:
+    """better, worse, differs (of a metric that is neither) or, where the difference is not certain, open."""
+    if not is_certain(found, confidence):
         return "open"
     if METRICS[name].better == "neither":
         return "differs"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swaralign.comparison import METRICS, Metric, excludes_zero, measured, minus
+from swaralign.comparison import METRICS, Metric, is_certain, measured, minus
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def level(result: Mapping[str, Any]) -> str:
 
 
 def claims(result: Mapping[str, Any], voices: Sequence[str], start: str) -> list[Claim]:
-    """One claim for each voice but the start, the last voice first; none of a difference whose interval includes 0."""
+    """One claim for each voice but the start, the last voice first; of a difference only where it is certain."""
     return [_claim(result, voice, start) for voice in reversed(voices) if voice != start]
 
 
@@ -55,10 +55,10 @@ def reading(result: Mapping[str, Any], start: str, settings: Mapping[str, Any]) 
     return [
         f"A difference is a voice's value less {start}'s, on the same prompts with the same seeds; of rates it is in "
         f"percentage points. Its interval is the middle {level(result)} of the differences that come out when the "
-        "prompts, not the takes, are drawn again with replacement, for both voices alike; where it excludes 0 the "
-        "difference is in bold.",
+        "prompts, not the takes, are drawn again with replacement, for both voices alike.",
         "p is how often a difference at least as large, either way, comes out when the two voices change places on "
-        "prompts at random.",
+        f"prompts at random. A difference is in bold where its interval excludes 0 and p is at most "
+        f"{1 - result['confidence']:.3g}.",
         _composite(settings["reward"]),
         "A corpus rate is the edits of all takes over the words or characters of all texts; a mean is over takes. "
         f"A catastrophic failure is a take with a WER of {100 * result['catastrophic_wer']:g} % or more, or a failed "
@@ -98,7 +98,8 @@ def caveats(result: Mapping[str, Any], voices: Sequence[str], start: str) -> lis
 def _claim(result: Mapping[str, Any], voice: str, start: str) -> Claim:
     found = result[minus(voice, start)]
     composite, metric = found["composite"], METRICS["composite"]
-    if excludes_zero(composite):
+    certain = {name: each for name, each in found.items() if is_certain(each, result["confidence"])}
+    if "composite" in certain:
         head = f"{voice} has a {'higher' if composite['low'] > 0 else 'lower'} composite than {start}"
     else:
         head = f"{voice} and {start} cannot be told apart by composite"
@@ -107,10 +108,10 @@ def _claim(result: Mapping[str, Any], voice: str, start: str) -> Claim:
         f"{number(composite['difference'], metric, '+')} {interval(composite, metric)}, "
         f"p {p_value(composite['p'])}"
     )
-    others = {name: found[name] for name, each in METRICS.items()
-              if name in found and name != "composite" and each.better != "neither"}
-    better = [METRICS[name].label for name, each in others.items() if excludes_zero(each) and _gains(name, each)]
-    worse = [METRICS[name].label for name, each in others.items() if excludes_zero(each) and not _gains(name, each)]
+    others = {name: certain[name] for name, each in METRICS.items()
+              if name in certain and name != "composite" and each.better != "neither"}
+    better = [METRICS[name].label for name, each in others.items() if _gains(name, each)]
+    worse = [METRICS[name].label for name, each in others.items() if not _gains(name, each)]
     rest = f"Other metrics better: {'; '.join(better) or 'none'}. Worse: {'; '.join(worse) or 'none'}."
     return Claim(head, numbers, rest)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from swaralign.params import WeightsParams
 
 WORST = 0.0  # composite of a failed take
@@ -25,8 +27,12 @@ def speaker_similarity_term(cosine: float) -> float:
 def composite(error_rate: float | None, mos: float | None, cosine: float | None, weights: WeightsParams) -> float:
     """The weighted mean of the terms; weights are normalised to sum 1.
 
-    A metric may be None only if its weight is 0: a take cannot be rewarded for what was not measured (ValueError).
+    A metric may be None only if its weight is 0: a take cannot be rewarded for what was not measured (ValueError),
+    nor for what is not finite.
     """
+    for name, value in (("error rate", error_rate), ("MOS", mos), ("speaker similarity", cosine)):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the {name} is {value}: its engine made no number of this take")
     terms = {
         "error_rate": (weights.error_rate, None if error_rate is None else error_rate_term(error_rate)),
         "mos": (weights.mos, None if mos is None else mos_term(mos)),

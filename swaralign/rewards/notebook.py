@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from swaralign.params import RewardParams, load_params, parse_params
 from swaralign.rewards.scorer import Engines, Scorer, TakeScorer, load_engines, load_scorer
 from swaralign.rewards.similarity import SpeakerSimilarity
+
+FULL_SCALE = 2.0  # a peak above it is no overshoot of resampling, but another unit
 
 
 def score(
@@ -32,18 +35,32 @@ def score(
     reference. `checkpoint`: the voice, for the engine `policy`. `root`: the folder that relative paths in `params`
     start from.
 
-    Raises ValueError for audio that is not one channel of floats, a text with nothing to compare with, or a faulty
-    setting.
+    Raises ValueError for audio that is not one channel of floats, a rate that is not above 0, a reference without a
+    voice, a text with nothing to compare with, or a faulty setting.
     """
-    if np.ndim(audio) != 1 or (reference_audio is not None and np.ndim(reference_audio) != 1):
-        raise ValueError("audio must be one channel of samples, shape (samples,); average its channels first")
-    for name, wave in (("audio", audio), ("reference_audio", reference_audio)):
-        if wave is not None and not np.issubdtype(np.asarray(wave).dtype, np.floating):
-            raise ValueError(f"{name} holds {np.asarray(wave).dtype}, not samples in [-1, 1]; divide it by its full "
-                             "scale, 32768 for int16")
+    reference_hz = sample_rate if reference_sr is None else reference_sr
+    _check("audio", audio, "sample_rate", sample_rate)
+    if reference_audio is not None:
+        _check("reference_audio", reference_audio, "reference_sr", reference_hz)
     reference = None if reference_audio is None else np.asarray(reference_audio, np.float32)
-    scorer = _scorer(params, checkpoint, root, reference, reference_sr or sample_rate)
+    scorer = _scorer(params, checkpoint, root, reference, reference_hz)
     return vars(scorer.score([np.asarray(audio, np.float32)], [target_text], [False], sample_rate)[0])
+
+
+def _check(name: str, wave: np.ndarray, rate_name: str, rate_hz: float) -> None:
+    wave = np.asarray(wave)
+    if wave.ndim != 1:
+        raise ValueError(f"{name} must be one channel of samples, shape (samples,), found {wave.shape}; average its "
+                         "channels first")
+    if not np.issubdtype(wave.dtype, np.floating):
+        raise ValueError(f"{name} holds {wave.dtype}, not samples in [-1, 1]; divide it by its full scale, 32768 for "
+                         "int16")
+    peak = float(np.max(np.abs(wave), initial=0.0))
+    if FULL_SCALE < peak < np.inf:
+        raise ValueError(f"{name} has a peak of {peak:g}, not samples in [-1, 1]; divide it by its full scale, 32768 "
+                         "for what was int16")
+    if not isinstance(rate_hz, Real) or not 0 < rate_hz < np.inf:
+        raise ValueError(f"{rate_name} is {rate_hz!r}, not a rate in Hz")
 
 
 def _scorer(

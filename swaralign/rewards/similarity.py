@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swaralign.audio import resample
+from swaralign.audio import check_speech, resample
 from swaralign.params import SimilarityParams
 
 MODEL_HZ = 16_000  # Resemblyzer and ECAPA; the policy's encoder takes 24 kHz
@@ -25,6 +25,8 @@ class SpeakerSimilarity:
     """Compares takes with one reference clip."""
 
     def __init__(self, encoder: Encoder, reference: np.ndarray, reference_hz: int) -> None:
+        """Raises ValueError if the reference, (samples,) float32, holds no voice."""
+        check_speech(reference, "the reference clip")
         self._encoder = encoder
         self._reference = _unit(encoder(reference, reference_hz))
 
@@ -44,6 +46,8 @@ def load_encoder(params: SimilarityParams, weights: Path | None, checkpoint: Pat
     if params.engine == "policy":
         if checkpoint is None:
             raise ValueError("reward.similarity.engine is policy, which needs the voice's checkpoint; name one")
+        if not (checkpoint / "config.json").is_file():
+            raise ValueError(f"{checkpoint} is no checkpoint; `dvc repro merge` makes data/merge/checkpoint")
         from swaralign.speaker import Extractor
 
         return Extractor(checkpoint, device)

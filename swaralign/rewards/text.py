@@ -24,6 +24,8 @@ _FULL_HOUR = re.compile(r"\b(\d{1,2}):00\b(?:\s*o['’]clock\b)?", re.IGNORECASE
 _TIME = re.compile(r"\b(\d{1,2}):([0-5]\d)\b")
 _OCLOCK = re.compile(r"\bo\s?['’]?\s?clock\b", re.IGNORECASE)
 
+_DOTS = re.compile(r"\.{2,}|…")
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -89,10 +91,14 @@ def _indic(text: str) -> str:
 
 
 def _english(text: str) -> str:
-    """Whisper's English normaliser, after times: it knows no `2:00` and reads `two o'clock` as `20 clock`."""
+    """Whisper's English normaliser, after times: it knows no `2:00` and reads `two o'clock` as `20 clock`.
+
+    Of a text that ends in dots it leaves one, as a word; so nothing that holds no letter or digit is one.
+    """
     text = _FULL_HOUR.sub(r"\1 oclock", text)
     text = _TIME.sub(r"\1\2", text)
-    return _fold(_english_normaliser()(_OCLOCK.sub("oclock", text)))
+    text = _DOTS.sub(" ", _OCLOCK.sub("oclock", text))
+    return " ".join(word for word in _english_normaliser()(text).split() if any(map(str.isalnum, word)))
 
 
 @cache

@@ -11,15 +11,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from swaralign.scoring.messages import AudioTake, ScoreReply, parse_reply
 from swaralign.scoring.plugins import AudioScorer
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -61,20 +62,20 @@ class MicroBatcher:
 
     async def score(self, take: AudioTake) -> ScoreReply:
         """The reply to one take; raises Refused if the scorer finds a fault in it or fails on it."""
-        if self.scorer is None:
-            raise Refused(503, "loading", "the scorer is still being loaded", 1)
-        try:
-            self.scorer.check(take)
-        except ValueError as error:
-            raise Refused(400, "unscorable", str(error)) from error
+        self._check(self.loaded(), take)
         job = _Job(take, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(job)
         return await job.reply
 
+    def loaded(self) -> AudioScorer:
+        """The scorer; raises Refused while it is being loaded."""
+        if self.scorer is None:
+            raise Refused(503, "loading", "the scorer is still being loaded", 1)
+        return self.scorer
+
     async def run(self) -> None:
         """Load the scorer, then serve. Raises what the load raised."""
-        loop = asyncio.get_running_loop()
-        self.scorer = scorer = await loop.run_in_executor(self._thread, self._load)
+        self.scorer = scorer = (await self._in_thread(self._load)).result()
         log.info("the scorer is loaded")
         while True:
             await self._serve(scorer, await self._next_batch())
@@ -96,8 +97,7 @@ class MicroBatcher:
 
     async def _serve(self, scorer: AudioScorer, batch: list[_Job]) -> None:
         began = time.perf_counter()
-        scored = self._thread.submit(_score, scorer, [job.take for job in batch])
-        await asyncio.wait([asyncio.wrap_future(scored)])
+        scored = await self._in_thread(lambda: _score(scorer, [job.take for job in batch]))
         error = scored.exception()
         if error is not None:
             await self._fail(scorer, batch, error)
@@ -106,14 +106,39 @@ class MicroBatcher:
         for job, reply in zip(batch, scored.result(), strict=True):
             job.reply.set_result(reply)
 
+    async def _in_thread(self, work: Callable[[], T]) -> Future[T]:
+        """What the model's thread made of it, done. Not awaited itself: asyncio's futures cannot hold StopIteration."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: Future[T]) -> None:
+            if not loop.is_closed():  # it may have been stopped while the scorer was being loaded
+                loop.call_soon_threadsafe(done.set)
+
+        future = self._thread.submit(work)
+        future.add_done_callback(tell)
+        await done.wait()
+        return future
+
     async def _fail(self, scorer: AudioScorer, batch: list[_Job], error: BaseException) -> None:
         """One take may have failed the others: each is asked alone, and a failure is then its own."""
         if len(batch) > 1:
             for job in batch:
                 await self._serve(scorer, [job])
             return
-        log.error("the scorer failed on take %r", batch[0].take.metadata.get("id"), exc_info=error)
-        batch[0].reply.set_exception(Refused(500, "scorer", f"{type(error).__name__}: {error}"))
+        batch[0].reply.set_exception(_failed(batch[0].take, error))
+
+    def _check(self, scorer: AudioScorer, take: AudioTake) -> None:
+        try:
+            scorer.check(take)
+        except ValueError as error:
+            raise Refused(400, "unscorable", str(error)) from error
+        except Exception as error:  # a scorer is anybody's code
+            raise _failed(take, error) from error
+
+
+def _failed(take: AudioTake, error: BaseException) -> Refused:
+    log.error("the scorer failed on take %r", take.metadata.get("id"), exc_info=error)
+    return Refused(500, "scorer", f"{type(error).__name__}: {error}")
 
 
 def _score(scorer: AudioScorer, takes: Sequence[AudioTake]) -> list[ScoreReply]:

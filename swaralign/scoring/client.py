@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
 import httpx
 
 from swaralign.params import HttpParams
-from swaralign.scoring.messages import AudioTake, ScoreReply, encode_take, parse_json, parse_reply
+from swaralign.scoring.messages import AudioTake, ScoreReply, encode_take, parse_json, parse_reply, read_token
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _NETWORK = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError)
 _HEALTH = "GET /healthz"
 _SHOWN = 300  # characters of what came back, in a message
@@ -53,11 +55,11 @@ class ScorerClient:
 
     def score(self, takes: Sequence[AudioTake]) -> list[ScoreReply]:
         """The reply to each take, in order. Raises ScorerError, after which none of the others is waited for."""
-        return asyncio.run(self._score_all(takes))
+        return _run(self._score_all(takes))
 
     def wait_ready(self) -> None:
         """Wait until each URL's scorer is loaded, `timeout_s` at most. Raises ScorerError if none of them answers."""
-        asyncio.run(self._all_ready())
+        _run(self._all_ready())
 
     async def _score_all(self, takes: Sequence[AudioTake]) -> list[ScoreReply]:
         gate = asyncio.Semaphore(self._params.concurrency)
@@ -144,7 +146,8 @@ class ScorerClient:
             if failures > self._params.retries or time.monotonic() > deadline:
                 self._take_out(url, f"{_HEALTH}: {outcome.reason}")
                 return
-            await asyncio.sleep(max(outcome.wait_s, self._params.backoff_s * 2 ** max(0, failures - 1)))
+            wait_s = max(outcome.wait_s, self._params.backoff_s * 2 ** max(0, failures - 1))
+            await asyncio.sleep(max(0.0, min(wait_s, deadline - time.monotonic())))
 
     def _http(self) -> httpx.AsyncClient:
         # No proxy and no netrc of the environment: the params say who is asked, and with which token.
@@ -165,12 +168,17 @@ class ScorerClient:
 
 def connect(params: HttpParams) -> ScorerClient:
     """A client with the token that the environment holds. Raises ValueError if it holds none and should."""
-    if params.token_env is None:
-        return ScorerClient(params)
-    token = os.environ.get(params.token_env)
-    if not token:
-        raise ValueError(f"reward.http.token_env is {params.token_env}, but that environment variable is not set")
-    return ScorerClient(params, token)
+    return ScorerClient(params, read_token(params.token_env, "reward.http.token_env") if params.token_env else None)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, in a thread of its own where a loop is running already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def _name(take: AudioTake) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -14,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 MAX_BODY_BYTES = 8 * 2**20
+MAX_SCALARS = 1000  # of one take's metadata, or of a reply
 Scalar = str | bool | int | float | None
 _F32 = np.dtype("<f4")
 _PLAINLY = {"model_type": "must be an object", "dict_type": "must be an object",
@@ -34,12 +37,24 @@ class AudioTake:
 
 
 def _scalar(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and np.isfinite(value)):
-        return value
-    raise ValueError(f"must be a string, a finite number, a boolean or null, found {_short(value)}")
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate is no text that can be sent: UnicodeEncodeError, a ValueError
+    elif value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+        raise ValueError(f"must be a string, a finite number, a boolean or null, found {_short(value)}")
+    return value
 
 
-_Scalars = dict[str, Annotated[Any, BeforeValidator(_scalar)]]
+def _scalars(values: Any) -> Any:
+    """Raises ValueError at the first fault: a list of all of them could take a hundred times the body's memory."""
+    if isinstance(values, dict):
+        if len(values) > MAX_SCALARS:
+            raise ValueError(f"holds {len(values)} keys, more than {MAX_SCALARS}")
+        for key, value in values.items():
+            try:
+                _scalar(value)
+            except ValueError as error:
+                raise ValueError(f"{key!s:.200}: {error}") from None
+    return values
 
 
 class _Message(BaseModel):
@@ -54,7 +69,7 @@ class ScoreRequest(_Message):
     num_samples: Annotated[int, Field(ge=1)]
     sample_rate: Annotated[int, Field(ge=1)]
     prompt: Annotated[str, Field(pattern=r"\S")]
-    metadata: _Scalars
+    metadata: Annotated[dict[str, Any], BeforeValidator(_scalars)]
 
 
 class ScoreReply(_Message):
@@ -64,7 +79,7 @@ class ScoreReply(_Message):
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
-    __pydantic_extra__: _Scalars = Field(init=False)
+    __pydantic_extra__: dict[str, Any] = Field(init=False)
 
     score: float
     asr_text: str | None = None
@@ -75,8 +90,10 @@ class ScoreReply(_Message):
     @model_validator(mode="before")
     @classmethod
     def _no_error(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "error" in data:
-            raise ValueError(f"carries error: {_short(data['error'])}")
+        if isinstance(data, dict):
+            if "error" in data:
+                raise ValueError(f"carries error: {_short(data['error'])}")
+            _scalars({key: value for key, value in data.items() if key not in cls.model_fields})
         return data
 
     def told(self) -> dict[str, Scalar]:
@@ -86,6 +103,20 @@ class ScoreReply(_Message):
     def named(self, take: AudioTake) -> Self:
         """The same reply with the id of its take."""
         return self.model_copy(update={"sample_id": take.metadata.get("id")})
+
+
+def read_token(variable: str, named_by: str) -> str:
+    """The bearer token in an environment variable, the space around it cut off; `named_by`: the setting, for messages.
+
+    Raises ValueError if there is none, or if a header cannot hold it; no message tells the token.
+    """
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ValueError(f"{named_by} is {variable}, but that environment variable is not set")
+    if not token.isprintable() or " " in token:
+        raise ValueError(f"{named_by} is {variable}, whose value has spaces or control characters inside; set it to "
+                         "the token alone")
+    return token
 
 
 def encode_take(take: AudioTake) -> bytes:
@@ -156,5 +187,7 @@ def _short(value: Any) -> str:
     """A value as a message tells it: never the megabytes of a waveform."""
     if isinstance(value, dict | list):
         return f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a number of {value.bit_length()} bits"  # Python writes out no more than some thousand digits
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"

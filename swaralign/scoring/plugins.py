@@ -45,7 +45,7 @@ def find_factory(name: str) -> Callable[..., AudioScorer]:
     if name in points:
         return _callable(points[name].load(), name)
     module, colon, attribute = name.partition(":")
-    if not colon:
+    if not colon or not module or module.startswith("."):
         installed = f"; installed: {', '.join(sorted(points))}" if points else ""
         raise ValueError(f"no scorer {name!r}{installed}; name one of your own as module:attribute")
     try:

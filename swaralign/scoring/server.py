@@ -85,6 +85,7 @@ class ScorerServer:
     async def score_batch(self, request: Request) -> Response:
         """A list of takes, the list of their replies in order; a bad take has {"error": reason} in its place."""
         with self.batcher.place():
+            self.batcher.loaded()
             data = await self._read(request)
             if not isinstance(data, list):
                 raise Refused(400, "malformed", "the body must be a list of takes")
@@ -215,8 +216,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot listen on {host}, port {port}: {reason}; choose another --port") from error
 
 
 def _announced(request: Request) -> int:

@@ -157,6 +157,7 @@ class KeepCheckpoints(TrainerCallback):
             return
         found = {int(path.name.split("-")[1]): path for path in Path(args.output_dir).glob("checkpoint-*")}
         folder = found[state.global_step]
+        (folder / COMPLETE).unlink(missing_ok=True)  # of a damaged one, which was written over
         artifacts.write_json(folder / COMPLETE, artifacts.sha256_tree(folder))
         for step in found.keys() - kept_checkpoints(found.keys(), self.schedule, self.validation.composites()):
             shutil.rmtree(found[step])
