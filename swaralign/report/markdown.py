@@ -93,4 +93,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _cell(text: str) -> str:
     """A text as one cell of a table, itself and no markup."""
-    return re.sub(r"([\\|<])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\|]|<(?=[a-zA-Z/!?]))", r"\\\1", " ".join(text.split()))
