@@ -197,9 +197,10 @@ def test_not_ready_until_the_scorer_is_loaded() -> None:
 
 def test_a_server_that_is_still_loading_ends_at_once() -> None:
     server = launch("tests.scorers:Number", "--set", "load_s=600")
-    wait_for(lambda: not refuses(server.url))
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    try:
+        assert server.stop() == 0
+    finally:
+        server.process.kill()
 
 
 def test_a_million_faults_cost_no_more_than_one() -> None:

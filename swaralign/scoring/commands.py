@@ -35,11 +35,11 @@ def run_serve(arguments: argparse.Namespace) -> int:
         if not _loopback(arguments.host):
             logging.warning("%s is not loopback: others can reach it, and nothing is encrypted%s", arguments.host,
                             "" if settings.token else "; no token is asked for (see --token-env)")
-        host, port = listener.getsockname()[:2]
-        logging.info("%s on http://%s:%d", arguments.scorer, f"[{host}]" if ":" in host else host, port)
         server = ScorerServer(load, settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())  # it handles both while it runs, then raises them again
+        host, port = listener.getsockname()[:2]
+        logging.info("%s on http://%s:%d", arguments.scorer, f"[{host}]" if ":" in host else host, port)
         server.run(listener)
     if server.batcher.scorer is None:
         os._exit(0)  # stopped while loading: Python would wait for the thread that loads
