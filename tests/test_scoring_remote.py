@@ -179,8 +179,8 @@ def test_check_names_who_scores() -> None:
     [
         ({"urls": ["http://h:1/score"]}, "urls: http://h:1/score must be what comes before /score: http://h:1"),
         ({"urls": ["http://h:1/"]}, "urls: http://h:1/ must be what comes before /score: http://h:1"),
-        ({"urls": ["http://me:secret@h:1"]}, "reward.http.urls.0: String should match pattern"),
-        ({"urls": ["h:1"]}, "reward.http.urls.0: String should match pattern"),
+        ({"urls": ["http://me:secret@h:1"]}, "reward.http.urls.0: http://me:secret@h:1 is not the URL of a scorer"),
+        ({"urls": ["h:1"]}, "reward.http.urls.0: h:1 is not the URL of a scorer; as http://127.0.0.1:18080 or http:"),
         ({"urls": ["http://h:1", "http://h:1"]}, "names one twice; raise concurrency instead"),
         ({"urls": []}, "kind is http, but http.urls is empty: name a scorer"),
         ({"timeout_s": 0.0}, "reward.http.timeout_s: Input should be greater than 0"),

@@ -48,7 +48,8 @@ def _explain(fault: Any) -> str:
         return f"{key}: unknown key; {_suggest(where[-1], models)}"
     if fault["type"] == "missing":
         return f"{key}: missing"
-    value = "" if isinstance(fault["input"], dict) else f", found {fault['input']!r}"
+    told = isinstance(fault["input"], dict) or fault["type"] == "value_error"  # our own errors name the value
+    value = "" if told else f", found {fault['input']!r}"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')}{value}"
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from swaralign.params.base import ComputeType, Count, Positive, Section
 
@@ -39,8 +39,8 @@ class SimilarityParams(Section):
     engine: Literal["resemblyzer", "ecapa", "policy", "none"]
 
 
-def check_url(url: str) -> None:
-    """Raises ValueError if it is no http(s) URL of a host, a port and a path."""
+def check_url(url: str) -> str:
+    """The URL itself; raises ValueError if it is no http(s) URL of a host, a port and a path."""
     try:
         parts = urlsplit(url)
         faulty = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
@@ -48,10 +48,11 @@ def check_url(url: str) -> None:
         raise ValueError(f"{url} is not a URL: {error}; as http://127.0.0.1:18080 or http://[::1]:18080") from error
     if faulty or re.search(r"[?#@\s]|[^ -~]", url):
         raise ValueError(f"{url} is not the URL of a scorer; as http://127.0.0.1:18080 or http://[::1]:18080")
+    return url
 
 
 class HttpParams(Section):
-    urls: list[str]
+    urls: list[Annotated[str, AfterValidator(check_url)]]
     timeout_s: Positive
     retries: Annotated[int, Field(ge=0)]
     backoff_s: Annotated[float, Field(ge=0)]
@@ -63,7 +64,6 @@ class HttpParams(Section):
     @model_validator(mode="after")
     def _roots(self) -> Self:
         for url in self.urls:
-            check_url(url)
             if url.endswith(("/", "/score")):
                 raise ValueError(f"urls: {url} must be what comes before /score: "
                                  f"{url.rstrip('/').removesuffix('/score')}")
