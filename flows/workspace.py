@@ -100,7 +100,9 @@ def _snapshot(root: Path) -> str:
     """A commit of the tracked files as they are on disk; HEAD itself when nothing differs from it."""
     with TemporaryDirectory() as folder:  # a copy of the index: git would lock and rewrite the clone's own
         env = {**os.environ, "GIT_INDEX_FILE": str(Path(folder) / "index")}
-        shutil.copyfile(root / _git(root, "rev-parse", "--git-path", "index"), env["GIT_INDEX_FILE"])
+        index = root / _git(root, "rev-parse", "--git-path", "index")
+        if index.is_file():
+            shutil.copy2(index, env["GIT_INDEX_FILE"])  # with its time, by which git doubts what was edited just then
         _git(root, "add", "--update", ":/", env=env)
         tree = _git(root, "write-tree", env=env)
     if tree == _git(root, "rev-parse", "HEAD^{tree}"):

@@ -203,6 +203,22 @@ def test_a_worktree_needs_neither_the_clones_index_nor_its_hooks(repository: Pat
     assert (repository / ".git/index").read_bytes() == index
 
 
+def test_a_file_edited_in_the_second_of_a_commit_is_taken_as_it_is(tmp_path: Path) -> None:
+    """git knows it from the committed one, equally long, by the time of the index alone."""
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "config", "core.trustctime", "false")  # which no test can set
+    file, then = tmp_path / "x.py", (10**9, 10**9)
+    file.write_text("x = 1\n")
+    os.utime(file, then)
+    git(tmp_path, "add", "x.py")
+    git(tmp_path, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "one")
+    file.write_text("x = 2\n")
+    for path in (file, tmp_path / ".git/index"):
+        os.utime(path, then)
+    commit = workspaces._snapshot(tmp_path)
+    assert git(tmp_path, "show", f"{commit}:x.py") == "x = 2\n"
+
+
 def test_a_port_needs_another_one_after_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for port in ("65535", "0", "x"):
         monkeypatch.setattr(sys, "argv", ["serve", "--port", port])

@@ -93,7 +93,8 @@ def test_nobody_there() -> None:
     assert "ConnectError" in found[0].found
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "127.0.0.1:80", "http://b\u00fccher.example"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "127.0.0.1:80", "http://127.0.0.256:80",
+                                 "http://b\u00fccher.example"])
 def test_what_is_no_url_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scorer", "check", url]) == 1
     assert capsys.readouterr().err.startswith(f"swaralign: {url} is not ")

@@ -263,6 +263,13 @@ def test_inside_a_running_loop_as_in_a_notebook() -> None:
         assert asyncio.run(cell(ScorerClient(settings(server.url)))) == 1.25
 
 
+def test_a_url_or_a_token_that_cannot_be_used_is_told_before_anything_is_asked() -> None:
+    with pytest.raises(ValueError, match=r"http://127\.0\.0\.256:1 is not a URL: Invalid IPv4"):
+        connect(settings("http://127.0.0.256:1"))
+    with pytest.raises(ValueError, match=r"reward\.http\.token_env is , but that environment variable is not set"):
+        connect(settings("http://127.0.0.1:1", token_env=""))
+
+
 def test_no_message_tells_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCORER_TOKEN", "s3c\nret")
     with pytest.raises(ValueError, match="SCORER_TOKEN, whose value has spaces or control") as caught:

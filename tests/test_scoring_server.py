@@ -101,6 +101,8 @@ def test_scorer_that_fails_is_a_500_with_its_reason(web: httpx.Client) -> None:
                          ("whose", "KeyError: 'speaker'"),
                          ("surrogate", "ValueError: note: 'utf-8' codec can't encode character '\\ud800' in position "
                                        "0: surrogates not allowed"),
+                         ("said", "ValueError: asr_text: 'utf-8' codec can't encode character '\\ud800' in position "
+                                  "0: surrogates not allowed"),
                          ("huge", "ValueError: note: must be a string, a finite number, a boolean or null, found a nu"
                                   "mber of 16610 bits")):
         response = web.post("/score", json=request(prompt=prompt))
@@ -322,6 +324,7 @@ def test_what_cannot_be_served_is_told_at_once(url: str, capsys: pytest.CaptureF
         ([".scorers:Number"], "swaralign: no scorer '.scorers:Number'"),
         (["whisper_cr"], "swaralign: no scorer 'whisper_cr'"),
         (["whisper_cer", "--set", "a=1"], "swaralign: --set is for scorers of yours"),
+        (["whisper_cer", "--token-env", ""], "swaralign: --token-env is , but that environment variable is not set"),
         (["whisper_cer", "--token-env", "NO_SUCH"], "swaralign: --token-env is NO_SUCH, but that environment variable"),
     ):
         assert main(["scorer", "serve", *arguments]) == 1

@@ -40,6 +40,7 @@ SAME = [
     ("the cat", "...the cat\u2026"),
     ("the cat ran", "The cat... ran.."),
     ("the cat", "the - cat %"),
+    ("ten percent", "10 %"),
 ]
 DIFFERENT = [("two", "ten"), ("two o'clock", "three o'clock"), ("two o'clock", "two"), ("ten dollars", "ten"),
              ("fifteen dollars", "$50"), ("2:30", "2:00")]

@@ -72,7 +72,7 @@ class KtoParams(Section):
     beta: Positive
     desirable_weight: Positive | None
     undesirable_weight: Positive | None
-    takes_per_update: Count
+    takes_per_update: Annotated[int, Field(ge=2)]
     micro_batch: Annotated[int, Field(ge=2)]  # a take is compared with its neighbour in the batch
     lora: LoraParams
     schedule: ScheduleParams

@@ -23,7 +23,7 @@ _TO_SPACES = str.maketrans(dict.fromkeys(INDIC_PUNCTUATION, " "))
 _FULL_HOUR = re.compile(r"\b(\d{1,2}):00\b(?:\s*o['’]clock\b)?", re.IGNORECASE)
 _TIME = re.compile(r"\b(\d{1,2}):([0-5]\d)\b")
 _OCLOCK = re.compile(r"\bo\s?['’]?\s?clock\b", re.IGNORECASE)
-
+_PERCENT = re.compile(r"(?<=\d)\s+%")
 _DOTS = re.compile(r"\.{2,}|…")
 
 
@@ -97,7 +97,7 @@ def _english(text: str) -> str:
     """
     text = _FULL_HOUR.sub(r"\1 oclock", text)
     text = _TIME.sub(r"\1\2", text)
-    text = _DOTS.sub(" ", _OCLOCK.sub("oclock", text))
+    text = _PERCENT.sub("%", _DOTS.sub(" ", _OCLOCK.sub("oclock", text)))
     return " ".join(word for word in _english_normaliser()(text).split() if any(map(str.isalnum, word)))
 
 

@@ -104,7 +104,8 @@ class MicroBatcher:
             return
         self._take_s += 0.2 * ((time.perf_counter() - began) / len(batch) - self._take_s)
         for job, reply in zip(batch, scored.result(), strict=True):
-            job.reply.set_result(reply)
+            if not job.reply.done():  # nobody waits for it any more
+                job.reply.set_result(reply)
 
     async def _in_thread(self, work: Callable[[], T]) -> Future[T]:
         """What the model's thread made of it, done. Not awaited itself: asyncio's futures cannot hold StopIteration."""
@@ -125,7 +126,9 @@ class MicroBatcher:
             for job in batch:
                 await self._serve(scorer, [job])
             return
-        batch[0].reply.set_exception(_failed(batch[0].take, error))
+        failed = _failed(batch[0].take, error)
+        if not batch[0].reply.done():
+            batch[0].reply.set_exception(failed)
 
     def _check(self, scorer: AudioScorer, take: AudioTake) -> None:
         try:

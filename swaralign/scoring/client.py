@@ -167,8 +167,21 @@ class ScorerClient:
 
 
 def connect(params: HttpParams) -> ScorerClient:
-    """A client with the token that the environment holds. Raises ValueError if it holds none and should."""
-    return ScorerClient(params, read_token(params.token_env, "reward.http.token_env") if params.token_env else None)
+    """A client with the token that the environment holds. Raises ValueError if it holds none and should, or for a URL
+    that cannot be used."""
+    for url in params.urls:
+        check_usable(url)
+    if params.token_env is None:
+        return ScorerClient(params)
+    return ScorerClient(params, read_token(params.token_env, "reward.http.token_env"))
+
+
+def check_usable(url: str) -> None:
+    """Raises ValueError for a URL that httpx does not take, though the params do, as one with 127.0.0.256."""
+    try:
+        httpx.URL(url).host  # noqa: B018 (which decodes it)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ValueError(f"{url} is not a URL: {error}") from error
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

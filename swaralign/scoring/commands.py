@@ -83,7 +83,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
-    return read_token(arguments.token_env, "--token-env") if arguments.token_env else None
+    return read_token(arguments.token_env, "--token-env") if arguments.token_env is not None else None
 
 
 def _loader(arguments: argparse.Namespace) -> Callable[[], AudioScorer]:
@@ -127,7 +127,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"--set takes KEY=VALUE, found {text!r}")
     try:
         return key, YAML(typ="safe", pure=True).load(value)
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # the latter for a date of month 13
         raise ValueError(f"--set {key}: {value!r} is not a YAML value; quote it") from error
 
 

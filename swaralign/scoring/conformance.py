@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from swaralign.scoring.client import check_usable
 from swaralign.scoring.messages import MAX_BODY_BYTES, AudioTake, encode_take, parse_json, parse_reply
 
 RATE_HZ = 24_000
@@ -27,6 +28,7 @@ class Finding:
 
 def findings(url: str, token: str | None = None) -> Iterator[Finding]:
     """Ask the server at `url` (what comes before /score) for everything that the protocol promises, rule by rule."""
+    check_usable(url)
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
         http.headers["Content-Type"] = "application/json"
         body = json.dumps(good_take()).encode()

@@ -82,7 +82,7 @@ class ScoreReply(_Message):
     __pydantic_extra__: dict[str, Any] = Field(init=False)
 
     score: float
-    asr_text: str | None = None
+    asr_text: Annotated[str | None, BeforeValidator(_scalar)] = None
     mos: float | None = None
     speaker_similarity: float | None = None
     sample_id: Annotated[Any, BeforeValidator(_scalar)] = None
