@@ -9,7 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from swaralign.params import Params, parse_params
+from swaralign.params import Params, parse_text
 
 PARAMS = Path("params.yaml")
 RECIPES = Path("recipes")
@@ -37,8 +37,8 @@ def params_text(root: Path, recipe: str | None, overrides: dict[str, Any]) -> st
 
 
 def check(text: str, name: str = str(PARAMS)) -> Params:
-    """The validated params of a file's text. Raises ValueError as `swaralign.params.parse_params`."""
-    return parse_params(YAML(typ="safe", pure=True).load(text), name)
+    """The validated params of a file's text. Raises ValueError as `swaralign.params.parse_text`."""
+    return parse_text(text, name)
 
 
 def nearest_recipe(root: Path, text: str) -> tuple[str, list[dict[str, str]]]:

@@ -48,10 +48,11 @@ def launch_script(params: Params, root: Path, scorer_url: str | None = None) -> 
         raise ValueError(f"verl-omni's launcher is for rollout.family qwen3_tts, found {params.rollout.family!r}")
     if missing := [path for path in INPUTS.values() if not (root / path).exists()]:
         raise ValueError(f"{', '.join(missing)} not found; `dvc repro speaker` makes what is exported")
-    if not (urls := [scorer_url] if scorer_url else [f"{url}/score" for url in params.reward.http.urls]):
+    scorer = scorer_url or next((f"{url}/score" for url in params.reward.http.urls), None)
+    if scorer is None:
         raise ValueError("reward.http.urls is empty; name a scorer there, or by --scorer-url")
     named: dict[str, Any] = {name: root / path for name, path in INPUTS.items()}
-    named |= {"SCORER_URL": urls[0]} | schedule(params.grpo)
+    named |= {"SCORER_URL": scorer} | schedule(params.grpo)
     lines = [
         "#!/usr/bin/env bash",
         "# Written by `swaralign export verl` from params.yaml. VERL_OMNI: a checkout of verl-omni. A scorer must run:",

@@ -177,10 +177,9 @@ def _unreachable(what: str, error: BaseException) -> str:
                 "run once without it, or copy the cache of a machine that has it")
     cause = error.__cause__ or error
     if (answer := getattr(cause, "response", None)) is not None:
-        if answer.status_code in (401, 403):
-            return (f"{what}: the hub answers {answer.status_code}, {_first_line(cause)}; it refuses this token: run "
-                    "`hf auth login` again, or correct or unset HF_TOKEN")
-        return f"{what}: the hub answers {answer.status_code}, {_first_line(cause)}; try again later"
+        remedy = ("it refuses this token: run `hf auth login` again, or correct or unset HF_TOKEN"
+                  if answer.status_code in (401, 403) else "try again later")
+        return f"{what}: the hub answers {answer.status_code}, {_first_line(cause)}; {remedy}"
     return (f"{what}: no connection to {constants.ENDPOINT} ({type(cause).__name__}: {_first_line(cause)}); check the "
             "network and run again, whole files are kept. HF_HUB_OFFLINE=1 uses the cache alone")
 

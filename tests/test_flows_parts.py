@@ -116,6 +116,12 @@ def test_wrong_params_are_refused(repository: Path, recipe: str | None, override
         params_text(repository, recipe, overrides)
 
 
+def test_a_params_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("grpo: [1, 2\n")
+    with pytest.raises(ValueError, match=r"params\.yaml is not valid YAML: "):
+        params_text(tmp_path, None, {})
+
+
 def test_nearest_recipe_names_the_keys_that_differ(repository: Path) -> None:
     text = params_text(repository, None, {"compare.seed": 9})
     expected = ("demo", [{"key": "compare.seed", "recipe": "7", "this run": "9"}])

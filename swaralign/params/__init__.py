@@ -14,7 +14,7 @@ from swaralign.params.assets import (
     RowsAsset,
 )
 from swaralign.params.evaluation import CompareParams, EvaluateParams, ReportParams
-from swaralign.params.load import load_params, parse_params
+from swaralign.params.load import load_params, parse_params, parse_text
 from swaralign.params.preferences import CandidatesParams, LabelsParams, PairsParams, PreferencesParams
 from swaralign.params.reward import (
     AsrParams,
@@ -86,4 +86,5 @@ __all__ = [
     "check_url",
     "load_params",
     "parse_params",
+    "parse_text",
 ]

@@ -24,10 +24,19 @@ def load_params(path: str | Path = "params.yaml") -> Params:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; `cp recipes/demo.yaml params.yaml` makes one")
     try:
-        data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (YAMLError, ValueError, RecursionError) as error:  # also bytes that are no UTF-8, a date of month 13
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from error
-    return parse_params(data, str(path))
+    return parse_text(text, str(path))
+
+
+def parse_text(text: str, name: str) -> Params:
+    """Validate the text of a params file; `name` stands in the messages. Raises ValueError as `load_params`."""
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError, RecursionError) as error:  # the second for a date of month 13
+        raise ValueError(f"{name} is not valid YAML: {error}") from error
+    return parse_params(data, name)
 
 
 def parse_params(data: Any, name: str = "params") -> Params:

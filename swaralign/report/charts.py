@@ -51,9 +51,9 @@ def interval_chart(label: str, rows: Mapping[str, tuple[float, float, float]]) -
 def ticks(values: Sequence[float], most: int) -> list[float]:
     """At most `most` + 2 round numbers, evenly spaced, that span the values; two at least."""
     low, high = min(values), max(values)
-    size = max(abs(low), abs(high))
-    if high - low <= 1e-9 * max(size, 1e-3):  # equal but for rounding: no ticks could tell them apart
-        half = max(size, 1e-6) / 2 if size else 0.5
+    largest = max(abs(low), abs(high))
+    if high - low <= 1e-9 * max(largest, 1e-3):  # equal but for rounding: no ticks could tell them apart
+        half = max(largest, 1e-6) / 2 if largest else 0.5
         low, high = low - half, high + half
     rough = (high - low) / most
     size = 10 ** math.floor(math.log10(rough))

@@ -27,8 +27,7 @@ def render(
     lines += _values(result, voices)
     for voice in reversed(voices):
         if voice != start:
-            found = result[minus(voice, start)]
-            lines += ["", f"## {voice} less {start}", "", *_differences(found, result["confidence"])]
+            lines += ["", f"## {voice} less {start}", "", *_differences(result, minus(voice, start))]
     lines += ["", "## How the numbers are made", "", *(f"- {note}" for note in reading(result, start, settings))]
     lines += ["", "## What they do not show", "",
               *(f"- {note}" for note in caveats(result, voices, start))]
@@ -43,14 +42,14 @@ def _values(result: Mapping[str, Any], voices: Sequence[str]) -> list[str]:
     ])
 
 
-def _differences(found: Mapping[str, Mapping[str, float]], confidence: float) -> list[str]:
+def _differences(result: Mapping[str, Any], pair: str) -> list[str]:
     rows = []
-    for name, each in found.items():
+    for name, each in result[pair].items():
         metric = METRICS[name]
         shown = number(each["difference"], metric, "+")
-        shown = f"**{shown}**" if is_certain(each, confidence) else shown
+        shown = f"**{shown}**" if is_certain(each, result["confidence"]) else shown
         rows.append([metric.label, shown, interval(each, metric), p_value(each["p"]).removeprefix("= "), metric.better])
-    return _table(["", "difference", f"{100 * confidence:g} % interval", "p", "better is"], rows)
+    return _table(["", "difference", f"{level(result)} interval", "p", "better is"], rows)
 
 
 def _examples(evaluations: Mapping[str, Evaluation], start: str, voice: str) -> list[str]:

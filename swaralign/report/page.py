@@ -99,8 +99,7 @@ def read_curves(path: Path) -> Curves:
     """Each column of a CSV file of numbers against its column `step`; what is empty or not finite is left out."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = {name: [(float(row["step"]), float(row[name])) for row in rows
-                      if row[name] and math.isfinite(float(row[name]))]
+    columns = {name: [(float(row["step"]), value) for row in rows if math.isfinite(value := float(row[name] or "nan"))]
                for name in (rows[0] if rows else ()) if name != "step"}
     return {name: points for name, points in columns.items() if points}
 

@@ -97,7 +97,9 @@ def _english(text: str) -> str:
     """
     text = _FULL_HOUR.sub(r"\1 oclock", text)
     text = _TIME.sub(r"\1\2", text)
-    text = _PERCENT.sub("%", _DOTS.sub(" ", _OCLOCK.sub("oclock", text)))
+    text = _OCLOCK.sub("oclock", text)
+    text = _DOTS.sub(" ", text)
+    text = _PERCENT.sub("%", text)
     return " ".join(word for word in _english_normaliser()(text).split() if any(map(str.isalnum, word)))
 
 

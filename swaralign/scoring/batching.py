@@ -62,7 +62,7 @@ class MicroBatcher:
 
     async def score(self, take: AudioTake) -> ScoreReply:
         """The reply to one take; raises Refused if the scorer finds a fault in it or fails on it."""
-        self._check(self.loaded(), take)
+        _check(self.loaded(), take)
         job = _Job(take, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(job)
         return await job.reply
@@ -130,13 +130,14 @@ class MicroBatcher:
         if not batch[0].reply.done():
             batch[0].reply.set_exception(failed)
 
-    def _check(self, scorer: AudioScorer, take: AudioTake) -> None:
-        try:
-            scorer.check(take)
-        except ValueError as error:
-            raise Refused(400, "unscorable", str(error)) from error
-        except Exception as error:  # a scorer is anybody's code
-            raise _failed(take, error) from error
+
+def _check(scorer: AudioScorer, take: AudioTake) -> None:
+    try:
+        scorer.check(take)
+    except ValueError as error:
+        raise Refused(400, "unscorable", str(error)) from error
+    except Exception as error:  # a scorer is anybody's code
+        raise _failed(take, error) from error
 
 
 def _failed(take: AudioTake, error: BaseException) -> Refused:

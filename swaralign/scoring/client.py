@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from swaralign.params import HttpParams
+from swaralign.params import HttpParams, check_url
 from swaralign.scoring.messages import AudioTake, ScoreReply, encode_take, parse_json, parse_reply, read_token
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,8 @@ def connect(params: HttpParams) -> ScorerClient:
 
 
 def check_usable(url: str) -> None:
-    """Raises ValueError for a URL that httpx does not take, though the params do, as one with 127.0.0.256."""
+    """Raises ValueError for a URL that the params refuse, or that httpx does not take, as one with 127.0.0.256."""
+    check_url(url)
     try:
         httpx.URL(url).host  # noqa: B018 (which decodes it)
     except (httpx.InvalidURL, ValueError) as error:

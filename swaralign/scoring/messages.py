@@ -89,7 +89,7 @@ class ScoreReply(_Message):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_error(cls, data: Any) -> Any:
+    def _scalars_and_no_error(cls, data: Any) -> Any:
         if isinstance(data, dict):
             if "error" in data:
                 raise ValueError(f"carries error: {_short(data['error'])}")
